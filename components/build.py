@@ -1,0 +1,41 @@
+"""From config sections to a Keras optimizer: the one place where both ground rooms meet."""
+
+from __future__ import annotations
+
+import keras
+
+from rowstep.configs.schema import AdamConfig, AnyOptimizer, CosineSchedule
+from rowstep.optimizers import OPTIMIZERS
+
+# Keras' own Adam is offered to compare with, and is not one of rowstep's optimizers.
+PEERS = {"adam": keras.optimizers.Adam}
+
+
+def build_optimizer(config: AnyOptimizer, num_steps: int) -> keras.optimizers.Optimizer:
+    """Build the configured optimizer.
+
+    Args:
+        config: the `optimizer` section.
+        num_steps: length of the whole training; a cosine schedule without `decay_steps` ends there.
+    """
+    arguments = config.model_dump(exclude={"kind", "learning_rate", "schedule"})
+    for name in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
+        if arguments.get(name) is not None:
+            arguments[name] = list(arguments[name])
+    kinds = PEERS if isinstance(config, AdamConfig) else OPTIMIZERS
+    return kinds[config.kind](learning_rate=_learning_rate(config, num_steps), **arguments)
+
+
+def _learning_rate(
+    config: AnyOptimizer, num_steps: int
+) -> float | keras.optimizers.schedules.LearningRateSchedule:
+    schedule = config.schedule
+    if schedule is None:
+        return config.learning_rate
+    if isinstance(schedule, CosineSchedule):
+        return keras.optimizers.schedules.CosineDecay(
+            config.learning_rate, schedule.decay_steps or num_steps, alpha=schedule.alpha
+        )
+    return keras.optimizers.schedules.ExponentialDecay(
+        config.learning_rate, schedule.decay_steps, schedule.decay_rate
+    )

@@ -1,0 +1,140 @@
+"""The training loop: step, log, checkpoint, evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from rowstep.components.checkpoint import CheckpointStore
+from rowstep.components.data import ExampleSet
+from rowstep.components.export import clip_scores
+from rowstep.components.interrupts import Interrupts
+from rowstep.components.job import TrainingInterrupted
+from rowstep.components.run_log import RunLog
+from rowstep.components.training_state import TrainingState
+from rowstep.configs import RunConfig
+
+
+@dataclass
+class TrainingLoop:
+    """Run the epochs that `state` has not done yet.
+
+    Hooks of `keras.callbacks.Callback` are called as `fit` calls them: train and epoch begin and
+    end, train batch begin and end, with `loss` of the batch and the evaluation metrics as logs.
+    """
+
+    config: RunConfig
+    state: TrainingState
+    examples: ExampleSet
+    held_out: ExampleSet
+    callbacks: Sequence[keras.callbacks.Callback]
+    store: CheckpointStore
+    log: RunLog
+    interrupts: Interrupts
+    identity: Mapping[str, Any]
+    _saved_at: tuple[int, float] = field(default=(0, 0.0), init=False)
+
+    def run(self) -> None:
+        """Train to the end and commit the final checkpoint."""
+        state, train = self.state, self.config.train
+        hooks = keras.callbacks.CallbackList(list(self.callbacks), model=state.model)
+        step, evaluate = self._compile_step(), self._compile_evaluation()
+        self._saved_at = (state.step, time.monotonic())
+        state.model.stop_training = False
+        hooks.on_train_begin()
+        while state.epoch < train.epochs and not state.model.stop_training:
+            hooks.on_epoch_begin(state.epoch)
+            self._epoch(step, hooks)
+            metrics = {f"val_{name}": value for name, value in evaluate().items()}
+            state.history.append(metrics)
+            state.epoch, state.batch = state.epoch + 1, 0
+            self.log.epoch(metrics)
+            hooks.on_epoch_end(state.epoch - 1, metrics)
+        hooks.on_train_end()
+        state.finished = True
+        self._save()
+
+    def _epoch(self, step: Any, hooks: keras.callbacks.CallbackList) -> None:
+        state, train = self.state, self.config.train
+        batches = self.examples.epoch(
+            train.batch_size,
+            shuffle_buffer=train.shuffle_buffer,
+            seed=train.seed,
+            epoch=state.epoch,
+            skip=state.batch,
+        )
+        for features, labels in batches:
+            hooks.on_train_batch_begin(state.batch)
+            loss = step(features, labels)
+            state.step += 1
+            state.batch += 1
+            state.window_steps += 1
+            hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
+            self.log.step()
+            if self.interrupts.received:
+                self._save()
+                raise TrainingInterrupted(
+                    f"train: the training must not be stopped to finish. Got "
+                    f"{self.interrupts.received} at step {state.step}. A checkpoint of that step "
+                    "was written. Run the same command again to go on"
+                )
+            if self._checkpoint_is_due():
+                self._save()
+            if state.model.stop_training:
+                break
+
+    def _compile_step(self) -> Any:
+        state = self.state
+        features, labels = self.examples.in_order(1).element_spec
+
+        @tf.function(input_signature=[features, labels])
+        def step(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                scores = state.model(features, training=True)
+                error = tf.reduce_mean(tf.square(scores - labels))
+                loss = tf.add_n([error, *state.model.losses])
+            variables = state.model.trainable_variables
+            gradients = tape.gradient(loss, [v.value for v in variables])
+            state.optimizer.apply(gradients, variables)
+            state.loss_sum.assign_add(tf.cast(loss, tf.float64))
+            return loss
+
+        return step
+
+    def _compile_evaluation(self) -> Any:
+        model, config = self.state.model, self.config
+        batches = self.held_out.in_order(4096)
+
+        @tf.function(input_signature=list(batches.element_spec))
+        def errors(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+            error = clip_scores(model(features, training=False), config) - labels
+            error = tf.cast(error, tf.float64)
+            return tf.stack([tf.reduce_sum(tf.square(error)), tf.reduce_sum(tf.abs(error))])
+
+        def evaluate() -> dict[str, float]:
+            total = tf.zeros([2], tf.float64)
+            for features, labels in batches:
+                total += errors(features, labels)
+            square, absolute = (total / self.held_out.num_examples).numpy()
+            return {"rmse": float(square) ** 0.5, "mae": float(absolute)}
+
+        return evaluate
+
+    def _checkpoint_is_due(self) -> bool:
+        step, moment = self._saved_at
+        every = self.config.checkpoint
+        return (every.every_steps is not None and self.state.step - step >= every.every_steps) or (
+            every.every_seconds is not None and time.monotonic() - moment >= every.every_seconds
+        )
+
+    def _save(self) -> None:
+        state = self.state
+        meta = {**state.meta(), **self.log.meta(), "identity": dict(self.identity)}
+        self.store.save(state.step, state.groups(), meta)
+        self._saved_at = (state.step, time.monotonic())
+        self.log.checkpoint()

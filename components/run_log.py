@@ -1,0 +1,122 @@
+"""What a training tells the outside: MLflow, and the events that show its progress."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rowstep.components import progress
+from rowstep.components.describe import describe_optimizer, run_params
+from rowstep.components.job import TrainJob
+from rowstep.components.tracking import open_tracker
+from rowstep.components.training_state import TrainingState
+from rowstep.configs import canonical_json
+from rowstep.optimizers import collect
+
+_EVENT_SECONDS = 0.5
+
+
+class RunLog:
+    """Report steps, epochs and checkpoints; nothing here can stop or change a training."""
+
+    def __init__(
+        self, job: TrainJob, state: TrainingState, key: str, folder: Path, num_steps: int
+    ) -> None:
+        self.job, self.state, self.num_steps = job, state, num_steps
+        self.mlflow_run_id: str | None = None
+        self.mlflow_link: str | None = None
+        self._started = False
+        self._shown_at, self._shown_step = time.monotonic(), state.step
+        self._window_at = time.monotonic()
+        tracking = job.config.tracking
+        self._tracker = open_tracker(
+            job.tracking_uri,
+            tracking.experiment or job.config.name,
+            job.run_name or job.config.name,
+            key,
+            folder / "tracking",
+            enabled=tracking.enabled,
+            on_problem=lambda text: progress.emit("notice", text=text),
+            artifact_root=job.tracking_artifacts,
+        )
+
+    def start(self, started_from: str, identity: Mapping[str, Any]) -> None:
+        """Open, or go on with, the MLflow run and write down how the optimizer is configured."""
+        self._started = True
+        config, state = self.job.config, self.state
+        self._tracker.start(
+            run_params(config, state.model, self.num_steps),
+            {
+                **self.job.tags,
+                "opt.class": type(state.optimizer).__name__,
+                "rowstep.started_from": started_from,
+                "rowstep.train_data": identity["train_data"][:16],
+            },
+        )
+        self._tracker.log_text(
+            "optimizer_config.json",
+            json.dumps(describe_optimizer(state.optimizer, state.model), indent=2, default=str),
+        )
+        self._tracker.log_text("config.json", canonical_json(config))
+        progress.emit("train_start", step=state.step, total=self.num_steps, origin=started_from)
+
+    def step(self) -> None:
+        """Note one finished step; values leave the device only when a report is due."""
+        state, tracking = self.state, self.job.config.tracking
+        if state.step % tracking.every_steps == 0:
+            self._report_window()
+        if state.step % tracking.slots_every_steps == 0:
+            self._tracker.log_metrics(state.step, collect(state.optimizer))
+        if time.monotonic() - self._shown_at >= _EVENT_SECONDS:
+            self._show()
+
+    def _report_window(self) -> None:
+        state, now = self.state, time.monotonic()
+        loss = float(state.loss_sum.numpy()) / max(state.window_steps, 1)
+        metrics = {
+            "batch/loss": loss,
+            "opt/iterations": float(state.step),
+            "opt/learning_rate": float(state.optimizer.learning_rate),
+        }
+        if now > self._window_at:
+            examples = state.window_steps * self.job.config.train.batch_size
+            metrics["batch/examples_per_second"] = examples / (now - self._window_at)
+        self._tracker.log_metrics(state.step, metrics)
+        self._window_at = now
+        state.loss_sum.assign(0.0)
+        state.window_steps = 0
+
+    def _show(self) -> None:
+        now, state = time.monotonic(), self.state
+        rate = (state.step - self._shown_step) / (now - self._shown_at)
+        shown = {"step": state.step, "total": self.num_steps, "epoch": state.epoch, "rate": rate}
+        if state.window_steps:
+            shown["loss"] = float(state.loss_sum.numpy()) / state.window_steps
+        progress.emit("step", **shown)
+        self._shown_at, self._shown_step = now, state.step
+
+    def epoch(self, metrics: Mapping[str, float]) -> None:
+        """Report the evaluation at the end of an epoch."""
+        named = {f"epoch/{name}": value for name, value in metrics.items()}
+        self._tracker.log_metrics(self.state.step, {**named, "opt/epoch": float(self.state.epoch)})
+        progress.emit("epoch", epoch=self.state.epoch, step=self.state.step, **metrics)
+
+    def meta(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the tracking: enough to find the run again."""
+        return {"mlflow_run_id": self._tracker.run_id or self.mlflow_run_id}
+
+    def checkpoint(self) -> None:
+        """Say that a checkpoint is committed."""
+        progress.emit("checkpoint", step=self.state.step)
+
+    def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+        """End the MLflow run within a bounded time and keep what could not be sent."""
+        if not self._started:
+            return
+        report = self._tracker.close(status)
+        self.mlflow_run_id, self.mlflow_link = report.run_id, report.link
+        if report.num_unsent:
+            progress.emit("notice", text=report.problem)

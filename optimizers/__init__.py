@@ -1,0 +1,41 @@
+"""Optimizers that touch only the rows a batch touches, their state, and a layer to look rows up.
+
+    LazyAdam, LAMB            Keras 3 optimizers
+    Embedding                 a Keras 3 layer that gathers rows without reading the table
+    OPTIMIZERS                the optimizers by the name that configs use
+    slot_stats, collect       statistics of optimizer state, as tensors or as numbers
+    StateMismatchError        state that does not fit
+    OptimizerArgumentError    an argument that does not fit
+
+`rowstep.optimizers.state` holds state access by name for any Keras 3 optimizer. The formulas are in
+`update_rules`, what they must compute is in `reference`.
+"""
+
+from __future__ import annotations
+
+if __name__ == "optimizers":
+    raise ImportError(
+        "optimizers: import it as 'rowstep.optimizers'. Got 'import optimizers' from inside the "
+        "checkout, which would load every class twice. Install rowstep (make setup) and use the "
+        "full name."
+    )
+
+from rowstep.optimizers.embedding import Embedding
+from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
+from rowstep.optimizers.lamb import LAMB
+from rowstep.optimizers.lazy_adam import LazyAdam
+from rowstep.optimizers.slot_stats import collect, slot_stats
+
+__all__ = [
+    "LAMB",
+    "OPTIMIZERS",
+    "Embedding",
+    "LazyAdam",
+    "OptimizerArgumentError",
+    "StateMismatchError",
+    "collect",
+    "slot_stats",
+]
+
+OPTIMIZERS: dict[str, type[LAMB] | type[LazyAdam]] = {"lamb": LAMB, "lazy_adam": LazyAdam}
+"""The optimizers by the name that configs use."""

@@ -1,0 +1,254 @@
+"""Optimizer and model state as named arrays, for any Keras 3 optimizer.
+
+State is keyed by name, so that a state that does not fit is refused by name, before anything is
+assigned. The keys are
+
+    iterations                  the step counter
+    learning_rate               where the optimizer holds it as a variable, not as a schedule
+    <variable path>/<slot>      one for each variable and slot of a rowstep optimizer
+    <own variable path>         for other optimizers, without the leading "<optimizer name>/"
+
+learning_rate is part of the state because callbacks change it in mid-training: a resumed run must
+go on with the changed value. A state saved with a schedule has no such key, so it does not load
+into an optimizer with a plain learning rate, nor the other way round.
+
+`get_weights` and `set_weights` are the ordered view of the same state: iterations first, then the
+slots in the order of `optimizer.variables`, without learning_rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import keras
+import numpy as np
+
+from rowstep.optimizers.errors import StateMismatchError
+
+__all__ = [
+    "Array",
+    "get_weights",
+    "iter_named_state",
+    "iter_named_variables",
+    "load_named_state",
+    "load_named_variables",
+    "named_state",
+    "named_variables",
+    "set_weights",
+    "state_variables",
+    "variables_by_path",
+]
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+_MOST_NAMED = 8
+
+
+def state_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Variable]:
+    """Return the optimizer's variables by state key, iterations first.
+
+    Raises:
+        StateMismatchError: the optimizer is not built, so that it has no state yet.
+    """
+    _require_built(optimizer)
+    if hasattr(optimizer, "state_variables"):
+        return dict(optimizer.state_variables())
+    names = []
+    # Keras numbers unnamed optimizers ("adam_1") by how many were made before in the process;
+    # a resumed process makes another number of them, so the name cannot be part of the key.
+    for variable in optimizer.variables:
+        if variable is optimizer.iterations:
+            names.append("iterations")
+        elif variable.path == f"{optimizer.name}/learning_rate":
+            names.append("learning_rate")
+        else:
+            names.append(variable.path.removeprefix(f"{optimizer.name}/"))
+    return _unique_keys(names, optimizer.variables)
+
+
+def variables_by_path(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
+    """Return variables by path; the second one of the same path becomes `<path>#2`, and so on.
+
+    Paths repeat where two layers of one model have the same name. The number follows the order of
+    the variables, which is the same whenever the same code builds the model.
+    """
+    variables = list(variables)
+    return _unique_keys([_path(variable) for variable in variables], variables)
+
+
+def named_state(optimizer: keras.optimizers.Optimizer) -> dict[str, Array]:
+    """Return a copy of the optimizer's state by key.
+
+    Raises:
+        StateMismatchError: the optimizer is not built.
+
+    Cost: one copy of the whole state. `iter_named_state` copies nothing on a CPU.
+    """
+    return {key: np.array(array) for key, array in iter_named_state(optimizer)}
+
+
+def iter_named_state(optimizer: keras.optimizers.Optimizer) -> Iterator[tuple[str, Array]]:
+    """Yield the optimizer's state by key as read-only arrays, without copying on a CPU.
+
+    Use each array before the optimizer's next step, or copy it.
+
+    Raises:
+        StateMismatchError: the optimizer is not built.
+    """
+    return _iter_arrays(state_variables(optimizer))
+
+
+def load_named_state(optimizer: keras.optimizers.Optimizer, state: Mapping[str, Any]) -> None:
+    """Assign a state by key, all of it or none.
+
+    Args:
+        optimizer: A built optimizer.
+        state: Exactly the keys, shapes and dtypes that `named_state` returns.
+
+    Raises:
+        StateMismatchError: the optimizer is not built, or keys, shapes or dtypes do not fit. All
+            misfits are named at once, and nothing has been assigned.
+    """
+    _load(f"{optimizer.name}.load_named_state", state_variables(optimizer), state)
+
+
+def get_weights(optimizer: keras.optimizers.Optimizer) -> list[Array]:
+    """Return copies of the optimizer's state as a list: iterations first, then the slots.
+
+    The learning rate is not in the list.
+
+    Raises:
+        StateMismatchError: the optimizer is not built.
+    """
+    return [np.array(array) for _, array in _iter_arrays(_ordered_state(optimizer))]
+
+
+def set_weights(optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> None:
+    """Assign a list as `get_weights` returns it, all of it or none.
+
+    Works before the first step, once the optimizer is built. A list in another order is noticed
+    where shapes or dtypes differ, or where a negative number lands in a second moment.
+
+    Raises:
+        StateMismatchError: the optimizer is not built, or the number of arrays, a shape or a dtype
+            does not fit. Nothing has been assigned.
+    """
+    where = f"{optimizer.name}.set_weights"
+    variables = _ordered_state(optimizer)
+    weights = list(weights)
+    if len(weights) != len(variables):
+        raise StateMismatchError(
+            f"{where}: the list must have one array for each of {_listing(list(variables))}. "
+            f"Got {len(weights)} arrays where {len(variables)} are needed. "
+            "Pass what get_weights of the same optimizer on the same model returned."
+        )
+    _load(where, variables, dict(zip(variables, weights, strict=True)))
+
+
+def named_variables(variables: Iterable[keras.Variable]) -> dict[str, Array]:
+    """Return copies of variables, for example `model.variables`, by path."""
+    return {key: np.array(array) for key, array in iter_named_variables(variables)}
+
+
+def iter_named_variables(variables: Iterable[keras.Variable]) -> Iterator[tuple[str, Array]]:
+    """Yield variables by path as read-only arrays, without copying on a CPU.
+
+    Use each array before the next training step, or copy it.
+    """
+    return _iter_arrays(variables_by_path(variables))
+
+
+def load_named_variables(variables: Iterable[keras.Variable], state: Mapping[str, Any]) -> None:
+    """Assign arrays to variables by path, all of them or none.
+
+    Raises:
+        StateMismatchError: keys, shapes or dtypes do not fit. Nothing has been assigned.
+    """
+    _load("load_named_variables", variables_by_path(variables), state)
+
+
+def _ordered_state(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Variable]:
+    variables = state_variables(optimizer)
+    variables.pop("learning_rate", None)
+    return variables
+
+
+def _iter_arrays(variables: Mapping[str, keras.Variable]) -> Iterator[tuple[str, Array]]:
+    for key, variable in variables.items():
+        yield key, _read_only_array(variable)
+
+
+def _read_only_array(variable: keras.Variable) -> Array:
+    native = getattr(variable, "value", variable)
+    try:
+        # An ordinary read copies the variable once rows have been scattered into it.
+        array = np.asarray(memoryview(native.read_value_no_copy()))
+    except (AttributeError, BufferError, NotImplementedError, TypeError, ValueError):
+        # On a GPU, under a strategy, or of a dtype without a buffer format such as bfloat16.
+        array = np.asarray(keras.ops.convert_to_numpy(native))
+    if array.flags.writeable:
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+def _load(where: str, variables: Mapping[str, keras.Variable], state: Mapping[str, Any]) -> None:
+    arrays = {key: np.asarray(value) for key, value in state.items()}
+    faults = _key_faults(variables, arrays)
+    for key, variable in variables.items():
+        if key in arrays:
+            faults += _array_faults(key, variable, arrays[key])
+    if faults:
+        raise StateMismatchError(
+            f"{where}: the state must fit the variables by name, shape and dtype. "
+            f"Got {_listing(faults, separator='; ')}. Nothing was assigned. "
+            "Load the state into the model and optimizer that it was saved from."
+        )
+    for key, variable in variables.items():
+        variable.assign(arrays[key])
+
+
+def _key_faults(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[str]:
+    missing = [key for key in variables if key not in arrays]
+    unexpected = [key for key in arrays if key not in variables]
+    faults = [f"no {_listing(missing)}"] if missing else []
+    return faults + ([f"unexpected {_listing(unexpected)}"] if unexpected else [])
+
+
+def _array_faults(key: str, variable: keras.Variable, array: Array) -> list[str]:
+    shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
+    if tuple(array.shape) != shape:
+        return [f"{key} of shape {tuple(array.shape)} instead of {shape}"]
+    if str(array.dtype) != dtype:
+        return [f"{key} of dtype {array.dtype} instead of {dtype}"]
+    if key.endswith("/velocity") and array.size and array.min() < 0:
+        return [f"{key} with negative numbers, which a mean of squares cannot have"]
+    return []
+
+
+def _require_built(optimizer: keras.optimizers.Optimizer) -> None:
+    if not optimizer.built:
+        raise StateMismatchError(
+            f"{optimizer.name}: the optimizer must be built to have state. Got one that is not. "
+            "Call optimizer.build(model.trainable_variables) first."
+        )
+
+
+def _unique_keys(names: list[str], variables: Sequence[Any]) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    result = {}
+    for name, variable in zip(names, variables, strict=True):
+        counts[name] = counts.get(name, 0) + 1
+        result[name if counts[name] == 1 else f"{name}#{counts[name]}"] = variable
+    return result
+
+
+def _path(variable: Any) -> str:
+    # A bare tf.Variable has a name that ends in ":0" and no path.
+    return str(getattr(variable, "path", None) or variable.name.removesuffix(":0"))
+
+
+def _listing(items: Sequence[str], separator: str = ", ") -> str:
+    shown = separator.join(items[:_MOST_NAMED])
+    left = len(items) - _MOST_NAMED
+    return f"{shown}{separator}and {left} more" if left > 0 else shown

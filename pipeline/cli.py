@@ -1,0 +1,118 @@
+"""The `rowstep` command. A bad config is reported before TensorFlow or TFX is imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import click
+
+import rowstep
+from rowstep import RowstepError
+from rowstep.configs import RunConfig, export_schema, load_config
+from rowstep.pipeline.launch import launch
+from rowstep.pipeline.runs import Run, all_runs, find_run, unfinished_twin
+from rowstep.pipeline.workspace import Workspace, default_home
+
+EXIT_BAD_INPUT = 2
+
+_overrides = click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Override one key of the file, such as optimizer.learning_rate=1e-4. Repeatable.",
+)
+_home = click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Workspace to look in; $ROWSTEP_HOME or ~/.rowstep when left out.",
+)
+
+
+def _reports_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print rowstep's own errors as they are worded, without a traceback."""
+
+    @wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except RowstepError as error:
+            click.echo(str(error), err=True)
+            sys.exit(EXIT_BAD_INPUT)
+
+    return wrapped
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(rowstep.__version__, message="rowstep %(version)s")
+def main() -> None:
+    """Train recommender models in TFX with optimizers that touch only the rows a batch touches."""
+
+
+@main.command()
+@click.argument("file")
+@_overrides
+@_reports_errors
+def run(file: str, overrides: tuple[str, ...]) -> None:
+    """Run the pipeline of a config FILE: data to pushed model.
+
+    FILE may also be the name of a shipped config, such as "quickstart". A run of the same config
+    that did not finish goes on from its last checkpoint.
+    """
+    config = _load(file, overrides)
+    unfinished = unfinished_twin(config)
+    command = " ".join(["rowstep run", file, *(f"--set {o}" for o in overrides)])
+    sys.exit(launch(unfinished or Run.create(config), command, resumed=unfinished is not None))
+
+
+@main.command()
+@click.argument("run", required=False)
+@_home
+@_reports_errors
+def resume(run: str | None, home: Path | None) -> None:
+    """Go on with RUN, or with the newest run that did not finish."""
+    found = find_run((home or default_home()).expanduser().resolve(), run)
+    if found.status["status"] == "finished":
+        click.echo(f"{found.name}: this run is finished. Nothing is left to do.")
+        return
+    sys.exit(launch(found, f"rowstep resume {found.name}", resumed=True))
+
+
+@main.command()
+@_home
+@_reports_errors
+def runs(home: Path | None) -> None:
+    """List the runs of a workspace, oldest first."""
+    for found in all_runs((home or default_home()).expanduser().resolve()):
+        click.echo(f"{found.name}  {found.status['status']}")
+
+
+@main.command()
+@click.argument("file")
+@_overrides
+@_reports_errors
+def check(file: str, overrides: tuple[str, ...]) -> None:
+    """Check a config FILE and report every error at once; nothing is run."""
+    config = _load(file, overrides)
+    click.echo(f"{file}: fits. Pipeline {config.name!r}, workspace {Workspace.of(config).folder}")
+
+
+@main.command()
+@_reports_errors
+def schema() -> None:
+    """Print the JSON schema of config files, for editors."""
+    click.echo(export_schema())
+
+
+def _load(file: str, overrides: tuple[str, ...]) -> RunConfig:
+    path = Path(file)
+    if not path.exists() and path.suffix == "" and path.name == file:
+        shipped = Path(str(files("rowstep.configs"))) / f"{file}.yaml"
+        path = shipped if shipped.exists() else path
+    return load_config(path, overrides)

@@ -1,0 +1,110 @@
+"""Run a pipeline with TFX's LocalDagRunner and read its results back from ML Metadata."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import tensorflow_model_analysis as tfma
+from absl import logging as absl_logging
+from ml_metadata import proto
+from ml_metadata.metadata_store import MetadataStore
+from tfx.orchestration.local.local_dag_runner import LocalDagRunner
+
+from rowstep.components.progress import emit
+from rowstep.components.sources import SourceData, materialise
+from rowstep.configs import RunConfig
+from rowstep.pipeline.create import create_pipeline
+from rowstep.pipeline.workspace import Workspace
+
+
+class _NodeEvents(logging.Handler):
+    """Turn the runner's own messages about nodes into events; it has no other hook."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg in ("Component %s is running.", "Component %s is finished."):
+            emit("node", id=record.args[0], running=record.msg.endswith("running."))
+
+
+def run_locally(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
+    """Materialise the data, run the whole pipeline, and return what the summary shows.
+
+    Raises:
+        DataError: the data is missing, doctored or malformed; nothing was trained.
+        TrainingInterrupted: a signal stopped the training; its checkpoint is committed.
+    """
+    emit("node", id="Data", running=True)
+    source = materialise(config.data, workspace.data)
+    emit("node", id="Data", running=False, examples=source.num_examples)
+    workspace.artifacts.mkdir(parents=True, exist_ok=True)
+    pipeline = create_pipeline(config, workspace, source)
+    logger = logging.getLogger("absl")
+    # By absl's own call: TensorFlow's export lowers its level for a moment and puts this one back.
+    absl_logging.set_verbosity(absl_logging.INFO)
+    handler = _NodeEvents()
+    logger.addHandler(handler)
+    started = time.time()
+    try:
+        LocalDagRunner().run(pipeline)
+    finally:
+        logger.removeHandler(handler)
+    return _results(config, workspace, source) | {"seconds": time.time() - started}
+
+
+def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:
+    outputs = _latest_outputs(workspace)
+    evaluator, trainer, pusher = (outputs[n] for n in ("Evaluator", "RecTrainer", "Pusher"))
+    training = json.loads((Path(trainer["model_run"].uri) / "training.json").read_text())
+    training.pop("config")
+    blessed = (Path(evaluator["blessing"].uri) / "BLESSED").exists()
+    pushed = pusher["pushed_model"].custom_properties.get("pushed_destination")
+    return {
+        "training": training,
+        "metrics": _metrics(evaluator["evaluation"].uri),
+        "blessed": blessed,
+        "failures": [] if blessed else _failures(evaluator["evaluation"].uri),
+        "pushed_model": pushed.string_value if pushed is not None and blessed else None,
+        "tracking_uri": workspace.tracking_uri if config.tracking.enabled else None,
+        "truth": asdict(source.truth) if source.truth else None,
+        "num_examples": source.num_examples,
+    }
+
+
+def _metrics(uri: str) -> dict[str, float]:
+    found = tfma.load_eval_result(uri).get_metrics_for_slice() or {}
+    return {name: v["doubleValue"] for name, v in found.items() if "doubleValue" in v}
+
+
+def _failures(uri: str) -> list[str]:
+    """Word what kept a model from being blessed."""
+    validation = tfma.load_validation_result(uri)
+    words = []
+    for per_slice in validation.metric_validations_per_slice:
+        for failure in per_slice.failures:
+            words.append(f"{failure.metric_key.name}: {failure.message}".strip())
+    return words
+
+
+def _latest_outputs(workspace: Workspace) -> dict[str, dict[str, proto.Artifact]]:
+    """Find the output artifacts of each node's last complete or cached execution."""
+    connection = proto.ConnectionConfig()
+    connection.sqlite.filename_uri = str(workspace.metadata)
+    connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READONLY
+    store = MetadataStore(connection)
+    states = (proto.Execution.COMPLETE, proto.Execution.CACHED)
+    outputs: dict[str, dict[str, proto.Artifact]] = {}
+    for node in ("RecTrainer", "Evaluator", "Pusher"):
+        context = store.get_context_by_type_and_name("node", f"{workspace.name}.{node}")
+        executions = store.get_executions_by_context(context.id)
+        last = max((e for e in executions if e.last_known_state in states), key=lambda e: e.id)
+        events = store.get_events_by_execution_ids([last.id])
+        outputs[node] = {}
+        for event in events:
+            if event.type == proto.Event.OUTPUT:
+                key = event.path.steps[0].key
+                outputs[node][key] = store.get_artifacts_by_id([event.artifact_id])[0]
+    return outputs

@@ -1,0 +1,133 @@
+"""The record of a run: what was asked for, what happened, and whether it can go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rowstep import RowstepError
+from rowstep.configs import ConfigError, RunConfig, canonical_json, config_from_json
+from rowstep.pipeline.workspace import Workspace
+
+Status = Literal["running", "finished", "failed", "interrupted", "killed"]
+
+
+class UnknownRunError(RowstepError, ValueError):
+    """Say that no run has the given name."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder: `config.json`, `status.json`, `events.jsonl`, `log.txt`."""
+
+    folder: Path
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Return the name that `rowstep resume` takes."""
+        return self.folder.name
+
+    @property
+    def workspace(self) -> Workspace:
+        """Return the workspace that this run is in."""
+        # The folder decides, so that a resume works where $ROWSTEP_HOME has changed since.
+        home = self.folder.parent.parent.parent
+        return Workspace(home, self.config.name, self.config.tracking.uri)
+
+    @property
+    def events(self) -> Path:
+        """Return the file of events, appended to by every attempt."""
+        return self.folder / "events.jsonl"
+
+    @property
+    def log(self) -> Path:
+        """Return the file that TFX's and TensorFlow's own messages go to."""
+        return self.folder / "log.txt"
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Return the last status with its time."""
+        return json.loads((self.folder / "status.json").read_text())
+
+    def set_status(self, status: Status, **details: Any) -> None:
+        """Replace the status at once, never half of it."""
+        temporary = self.folder / ".status.json"
+        temporary.write_text(json.dumps({"status": status, "time": time.time(), **details}))
+        os.replace(temporary, self.folder / "status.json")
+
+    @classmethod
+    def create(cls, config: RunConfig) -> Run:
+        """Make the folder of a new run, named after the pipeline and the time."""
+        runs = Workspace.of(config).runs
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        for number in range(100):
+            folder = runs / f"{config.name}-{stamp}{f'-{number}' if number else ''}"
+            try:
+                folder.mkdir(parents=True)
+                break
+            except FileExistsError:
+                continue
+        (folder / "config.json").write_text(canonical_json(config))
+        run = cls(folder, config)
+        run.set_status("running")
+        return run
+
+    @classmethod
+    def open(cls, folder: Path) -> Run:
+        """Read the record of a run from its folder."""
+        return cls(folder, config_from_json((folder / "config.json").read_text()))
+
+
+def all_runs(home: Path) -> list[Run]:
+    """List the runs of every pipeline in a home, oldest first."""
+    return sorted(_readable(home), key=lambda run: run.folder.stat().st_ctime_ns)
+
+
+def _readable(home: Path) -> Iterator[Run]:
+    for config in home.glob("*/runs/*/config.json"):
+        if not (config.parent / "status.json").exists():
+            continue
+        try:
+            yield Run.open(config.parent)
+        except ConfigError:  # written by a version with other config fields; not ours to resume
+            continue
+
+
+def find_run(home: Path, name: str | None) -> Run:
+    """Find a run by its name, or the newest one that did not finish.
+
+    Raises:
+        UnknownRunError: "resume: must name a run of <home>. Got '<name>'. ..."
+    """
+    runs = all_runs(home)
+    if name is None:
+        runs = [run for run in runs if run.status["status"] != "finished"]
+        if runs:
+            return runs[-1]
+        raise UnknownRunError(
+            f"resume: there must be a run in {home} that did not finish. Got none. "
+            "Start one with: rowstep run FILE"
+        )
+    for run in runs:
+        if run.name == name:
+            return run
+    known = ", ".join(run.name for run in runs[-5:]) or "none"
+    raise UnknownRunError(
+        f"resume: must name a run of {home}. Got {name!r}. Known: {known}. "
+        "List all with: rowstep runs"
+    )
+
+
+def unfinished_twin(config: RunConfig) -> Run | None:
+    """Find the newest run of the same config that did not finish."""
+    text = canonical_json(config)
+    for run in reversed(all_runs(Workspace.of(config).home)):
+        if canonical_json(run.config) == text and run.workspace == Workspace.of(config):
+            return run if run.status["status"] != "finished" else None
+    return None

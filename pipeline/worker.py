@@ -1,0 +1,67 @@
+"""The process that runs a pipeline for the command: `python -m rowstep.pipeline.worker RUN`.
+
+TFX and TensorFlow write hundreds of lines to both output streams, some of them from C++. In a
+process of their own these go to the run's log file, and the command shows only what it is told in
+events.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import signal
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from rowstep import RowstepError
+from rowstep.components.job import TrainingInterrupted
+from rowstep.components.locks import LockHeldError, exclusive_lock
+from rowstep.components.progress import emit
+from rowstep.pipeline.runs import Run
+
+EXIT_FAILED, EXIT_INTERRUPTED = 1, 75  # 75 is EX_TEMPFAIL: run the same again
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Run the pipeline of the run folder given as the only argument."""
+    _die_with_the_command()
+    run = Run.open(Path(sys.argv[1]))
+    try:
+        with exclusive_lock(run.workspace.folder / "LOCK", wait_seconds=20):
+            warnings.simplefilter("ignore", FutureWarning)
+            logging.getLogger("apache_beam").setLevel(logging.ERROR)
+            emit("node", id="TensorFlow and TFX", running=True)
+            from rowstep.pipeline.local import run_locally
+
+            emit("node", id="TensorFlow and TFX", running=False)
+            emit("result", **run_locally(run.config, run.workspace))
+            return 0
+    except LockHeldError as error:
+        emit(
+            "error",
+            text=f"{run.config.name}: one run at a time may use the workspace. Got a lock "
+            f"{error}. Wait for it, stop it, or set another 'name' or 'workspace'.",
+        )
+    except TrainingInterrupted as error:
+        emit("interrupted", text=str(error))
+        return EXIT_INTERRUPTED
+    except RowstepError as error:
+        traceback.print_exc()
+        emit("error", text=str(error))
+    except Exception as error:  # the boundary of the process: whatever it is must reach the screen
+        traceback.print_exc()
+        emit("error", text=f"{type(error).__name__}: {error}", unexpected=True)
+    return EXIT_FAILED
+
+
+def _die_with_the_command() -> None:
+    """Ask Linux for a SIGTERM when the command dies, so that no training goes on unseen."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

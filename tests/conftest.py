@@ -1,0 +1,55 @@
+"""What every test can count on: quiet libraries, fixed seeds, no accelerator unless asked for."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+# Before any test module imports TensorFlow or MLflow.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide the accelerator, so that results do not depend on the machine; `-m gpu` shows it."""
+    if config.getoption("-m") != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs an accelerator where TensorFlow sees none."""
+    if item.get_closest_marker("gpu") is not None:
+        import tensorflow as tf
+
+        if not tf.config.list_physical_devices("GPU"):
+            pytest.skip("needs an accelerator, and TensorFlow sees none")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Seed the random states that are loaded; a test that needs none of them pays nothing."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "keras" in sys.modules:
+        sys.modules["keras"].utils.set_random_seed(0)  # Python, NumPy and TensorFlow
+
+
+@pytest.fixture(scope="session")
+def mlflow_template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an MLflow SQLite file with its tables made; copy it, do not write into it.
+
+    Making the tables takes MLflow seconds, copying the file takes none.
+    """
+    mlflow = pytest.importorskip("mlflow")
+    path = tmp_path_factory.mktemp("mlflow") / "template.db"
+    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    with sqlite3.connect(path) as database:  # whatever lies in a side file goes into the file
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    database.close()
+    return path
