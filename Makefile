@@ -60,7 +60,7 @@ wheel: setup
 	@rm -f dist.log; ls dist/*.whl
 
 bench: setup
-	@$(BIN)/rowstep bench $(ARGS)
+	@set -e; for script in benchmarks/*.py; do $(BIN)/python "$$script" $(ARGS); done
 
 docker:
 	docker build --tag rowstep .

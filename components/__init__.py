@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rowstep.components.checkpoint import CheckpointError, CheckpointStore
     from rowstep.components.component import RecTrainer
     from rowstep.components.data_errors import DataError
-    from rowstep.components.job import TrainingInterrupted, TrainJob, TrainResult
+    from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
     from rowstep.components.tracking import TrackingError
 
 _HOMES = {
@@ -33,7 +33,7 @@ _HOMES = {
     "TrackingError": "tracking",
     "TrainJob": "job",
     "TrainResult": "job",
-    "TrainingInterrupted": "job",
+    "TrainingInterruptedError": "job",
 }
 __all__ = [
     "Checkpoint",
@@ -44,7 +44,7 @@ __all__ = [
     "TrackingError",
     "TrainJob",
     "TrainResult",
-    "TrainingInterrupted",
+    "TrainingInterruptedError",
 ]
 
 

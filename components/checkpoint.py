@@ -1,139 +1,97 @@
-"""The checkpoint store: what is committed is whole, what is not committed does not exist."""
+"""Keep checkpoints that survive `kill -9`, power cuts and flipped bits, and say which are good.
+
+    <root>/LOCK                          one writer at a time
+    <root>/step-000000001234/            a committed checkpoint
+        MANIFEST.json                    line 1: SHA-256 of the rest; then JSON
+        array-00000.npy ...              one file per array, named by number
+    <root>/step-000000001234.1/          the same step, saved again; the higher number counts
+    <root>/corrupt-000000001234-<ns>/    moved aside because its bytes are not what was written
+    <root>/.tmp-<...>/                   unfinished or condemned; removed by the lock's owner
+
+A folder gets its `step-` name by one rename, after every byte and the manifest are on the disk.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rowstep.components.checkpoint_files import (
-    FORMAT,
-    ArrayRecord,
-    CheckpointError,
-    DamageError,
-    check_file,
-    flush_folder,
-    means_damage,
-    read_array,
-    read_manifest,
-    write_array,
-    write_manifest,
-)
+from rowstep.components.checkpoint_files import CheckpointError, DamageError, flush_folder
+from rowstep.components.checkpoint_state import SavedState, open_verified, write_state
 from rowstep.components.locks import LockHeldError, exclusive_lock
 
-__all__ = ["CheckpointError", "CheckpointStore", "SavedState", "read_saved"]
+__all__ = ["CheckpointError", "CheckpointStore", "SavedState"]
 
-_STEP = re.compile(r"step-(\d{12})(?:-(\d+))?")
-_UNFINISHED, _DAMAGED = ".tmp-", "corrupt-"
-_DAMAGED_KEPT = 2
+_STEP_FOLDER = re.compile(r"step-(\d{12,})(?:\.(\d+))?")
+_NUM_CORRUPT_KEPT = 2
 
 
-@dataclass(frozen=True)
-class SavedState:
-    """Hold one committed checkpoint whose files were all verified when it was opened."""
-
-    path: Path
+class _Committed(NamedTuple):
     step: int
-    meta: dict[str, Any]
-    records: tuple[ArrayRecord, ...]
-
-    def names(self, group: str) -> list[str]:
-        """Return the names of a group's arrays in the order in which they were saved."""
-        return [record.name for record in self.records if record.group == group]
-
-    def arrays(self, group: str) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield a group's arrays in saved order, one in memory at a time.
-
-        Raises:
-            CheckpointError: a file changed since it was verified.
-        """
-        for record in self.records:
-            if record.group == group:
-                try:
-                    yield record.name, read_array(self.path, record)
-                except DamageError as error:
-                    raise _damaged(self.path, str(error)) from error
-
-
-def read_saved(folder: Path) -> SavedState:
-    """Open one committed checkpoint anywhere, after verifying every byte of it.
-
-    Raises:
-        CheckpointError: it is damaged, not there, or of a newer format.
-    """
-    try:
-        return _verified(folder)
-    except DamageError as error:
-        raise _damaged(folder, str(error)) from error
+    revision: int
+    path: Path
 
 
 class CheckpointStore:
-    """Keep the checkpoints of one training in one folder.
+    """Save and find checkpoints in one folder.
 
-    A checkpoint is a folder `step-<12 digits>` with one `.npy` file an array and a manifest. It is
-    written under another name, flushed to the disk, and renamed as the last act, so a kill at any
-    moment leaves either all of it or nothing. A step that is saved again gets a generation number
-    behind its name, because a folder that is not empty cannot be replaced in one act.
+    Several processes may read; one may write, and only while it holds `lock()`.
+
+    Args:
+        root: the folder, created when missing. An unwritable one is refused here, not at the
+            first save.
+        keep_last: committed checkpoints to keep; two at least, to survive a damaged one.
+
+    Raises:
+        CheckpointError: the folder cannot be written, or `keep_last` is below 1.
     """
 
     def __init__(self, root: Path, *, keep_last: int = 3) -> None:
-        """Create the folder and prove that it can be written to.
-
-        Args:
-            root: the folder, for one training only.
-            keep_last: committed steps to keep.
-
-        Raises:
-            CheckpointError: the folder cannot be created or written to, or keep_last is below 1.
-        """
         if keep_last < 1:
             raise CheckpointError(
-                f"CheckpointStore: keep_last must be at least 1. Got {keep_last}. "
-                "Keep 2 or more, so that a damaged checkpoint has a predecessor."
+                f"checkpoints: keep_last must be at least 1. Got {keep_last}. Use 2 or more."
             )
-        self.root, self.keep_last = root, keep_last
+        self.root = Path(root)
+        self.keep_last = keep_last
         self.problems: list[str] = []
-        """What `latest` found to be damaged, and where it went; for people."""
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            probe = root / f"{_UNFINISHED}probe-{os.getpid()}"
-            probe.write_bytes(b"x")
-            probe.unlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"{root}: the checkpoint folder must be writable. Got {error}. "
-                "Fix its permissions or choose another workspace."
-            ) from error
+        self._locked = False
+        self._trusted: Path | None = None
+        self._serial = itertools.count()
+        self._probe()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Be the only writer while the `with` block runs, and clear what a killed one left.
+    def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
+        """Be the only writer for the length of a `with` block, and clear what a dead one left.
+
+        Args:
+            wait_seconds: how long to wait for a writer that was killed and is still going away.
 
         Raises:
-            CheckpointError: another process holds the folder; it is named.
+            CheckpointError: another writer holds the lock; the message names its process and host.
         """
         try:
-            with exclusive_lock(self.root / "LOCK", wait_seconds=10):
-                for leftover in self.root.glob(f"{_UNFINISHED}*"):
-                    shutil.rmtree(leftover, ignore_errors=True)
-                yield
+            with exclusive_lock(self.root / "LOCK", wait_seconds):
+                self._locked = True
+                try:
+                    self._remove_leftovers()
+                    yield
+                finally:
+                    self._locked = False
         except LockHeldError as error:
             raise CheckpointError(
-                f"{self.root}: one training at a time may write its checkpoints. Got a folder "
-                f"{error}. Wait for that process or stop it."
-            ) from error
-
-    def steps(self) -> list[int]:
-        """Return the committed steps, oldest first; their files are not looked at."""
-        return sorted({step for step, _, _ in self._committed()})
+                f"{self.root}: only one run may write checkpoints here. Got a second one; the "
+                f"first is {error.holder}. Wait for it to end, stop it, or use another folder."
+            ) from None
 
     def save(
         self,
@@ -141,113 +99,157 @@ class CheckpointStore:
         groups: Mapping[str, Iterable[tuple[str, np.ndarray]]],
         meta: Mapping[str, Any],
     ) -> Path:
-        """Commit one checkpoint, then drop the oldest beyond `keep_last`.
+        """Commit one checkpoint: afterwards it is on the disk as a whole, or not there at all.
+
+        A step that was saved before is saved beside the old one, which goes only after the commit.
+        Checkpoints beyond `keep_last` are deleted, never the newest one known to be good.
 
         Args:
-            step: optimizer iterations, 0 or more.
-            groups: arrays by group; consumed one at a time, so a generator needs no memory.
-            meta: anything else, as JSON values.
+            step: the training step, 0 or more, and not below the newest saved one.
+            groups: group name to (name, array) pairs. Arrays are taken one at a time, so a
+                generator keeps the memory at one array.
+            meta: anything that JSON gives back unchanged.
 
         Returns:
-            The committed folder.
+            The folder of the committed checkpoint.
 
         Raises:
-            CheckpointError: the values cannot be stored, or the disk refuses; what was committed
-                before is untouched.
+            CheckpointError: the lock is not held, an argument does not fit, or the disk refuses;
+                earlier checkpoints are then untouched.
 
-        Cost: one pass over the arrays; 16 MiB of memory at most.
+        Cost: one pass over the bytes, and about one more every `keep_last` saves to verify.
         """
-        draft = self.root / f"{_UNFINISHED}{step:012d}-{os.getpid()}-{time.monotonic_ns()}"
+        self._check_arguments(step, meta)
+        unfinished = self._new_folder_name(f"save-{step:012d}")
         try:
-            draft.mkdir()
-            records: list[ArrayRecord] = []
-            for group, arrays in groups.items():
-                for name, value in arrays:
-                    records.append(write_array(draft, len(records), group, name, value))
-            body = {"format": FORMAT, "kind": "full", "step": step, "meta": dict(meta)}
-            write_manifest(draft, body, records)
-            flush_folder(draft)
-            target = self._free_name(step)
-            draft.rename(target)
+            unfinished.mkdir()
+            write_state(unfinished, step, groups, meta)
+            committed = self._next_folder(step)
+            unfinished.rename(committed)
             flush_folder(self.root)
-        except (OSError, TypeError, ValueError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
+        except BaseException as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if not isinstance(error, OSError):
+                raise
             raise CheckpointError(
-                f"{self.root}: step {step} must be written whole. Got {error}. The checkpoints "
-                "before it are untouched. Free space, or correct what was to be saved."
+                f"{self.root}: the checkpoint of step {step} must fit on the disk. Got {error}. "
+                "Earlier checkpoints are untouched. Make room, then resume."
             ) from error
-        except CheckpointError:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        self._drop_old()
-        return target
+        self._prune()
+        return committed
 
     def latest(self) -> SavedState | None:
-        """Return the newest checkpoint that verifies; a damaged one is moved aside and reported.
+        """Return the newest checkpoint whose every byte verifies, or None when there is none.
+
+        Damaged ones are named in `problems` and, while the lock is held, moved aside as
+        `corrupt-*`; without the lock they stay where they are and are passed over.
 
         Raises:
-            CheckpointError: the newest one was written by a newer rowstep.
-            OSError: the disk refuses in a way that says nothing about the checkpoint.
+            CheckpointError: the newest was written by a newer rowstep, or may not be read.
+
+        Cost: one read of the checkpoint's bytes.
         """
         for _, _, folder in reversed(self._committed()):
             try:
-                return _verified(folder)
+                state = open_verified(folder)
             except DamageError as error:
-                aside = self._set_aside(folder)
-                self.problems.append(
-                    f"checkpoint {folder.name} is damaged ({error}) and was moved to {aside.name}; "
-                    "an older one is used"
-                )
+                self._set_aside(folder, error)
+                continue
+            self._trusted = folder
+            return state
         return None
 
-    def _committed(self) -> list[tuple[int, int, Path]]:
+    def steps(self) -> list[int]:
+        """Return the steps of committed checkpoints, oldest first, without reading their files."""
+        return sorted({committed.step for committed in self._committed()})
+
+    def _probe(self) -> None:
+        probe = self._new_folder_name("probe")
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe.mkdir()
+            (probe / "probe").write_bytes(b"rowstep")
+            shutil.rmtree(probe)
+        except OSError as error:
+            raise CheckpointError(
+                f"{self.root}: the checkpoint folder must be writable. Got {error}. "
+                "Choose another folder, or give this user the right to write there."
+            ) from error
+
+    def _check_arguments(self, step: int, meta: Mapping[str, Any]) -> None:
+        where = f"{self.root}: save"
+        if not self._locked:
+            raise CheckpointError(
+                f"{where}: the writer must hold the lock. Got a save without it. "
+                "Save inside 'with store.lock():'."
+            )
+        newest = max(self.steps(), default=0)
+        if isinstance(step, bool) or not isinstance(step, int) or step < newest:
+            raise CheckpointError(
+                f"{where}: the step must be an integer that is not below the newest saved one. "
+                f"Got {step!r}. Allowed: {newest} or more. Resume from the latest checkpoint, or "
+                "use another folder."
+            )
+        try:
+            same = json.loads(json.dumps(dict(meta), allow_nan=False)) == meta
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{where}: meta must be plain JSON. Got {error}. Use None for a missing number, "
+                "and int(), float() or list() for NumPy values."
+            ) from error
+        if not same:
+            raise CheckpointError(
+                f"{where}: meta must come back from JSON unchanged. Got a tuple or a key that is "
+                "no string. Use lists and string keys."
+            )
+
+    def _committed(self) -> list[_Committed]:
+        """List committed checkpoints from the oldest step and revision to the newest."""
         found = []
-        for folder in self.root.iterdir():
-            match = _STEP.fullmatch(folder.name)
-            if match:
-                found.append((int(match[1]), int(match[2] or 0), folder))
+        for path in self.root.iterdir():
+            if match := _STEP_FOLDER.fullmatch(path.name):
+                found.append(_Committed(int(match[1]), int(match[2] or 0), path))
         return sorted(found)
 
-    def _free_name(self, step: int) -> Path:
-        taken = [generation for at, generation, _ in self._committed() if at == step]
-        suffix = f"-{max(taken) + 1}" if taken else ""
-        return self.root / f"step-{step:012d}{suffix}"
+    def _next_folder(self, step: int) -> Path:
+        taken = [committed.revision for committed in self._committed() if committed.step == step]
+        name = f"step-{step:012d}"
+        return self.root / (f"{name}.{max(taken) + 1}" if taken else name)
 
-    def _drop_old(self) -> None:
+    def _set_aside(self, folder: Path, reason: DamageError) -> None:
+        if not folder.exists():
+            return  # a writer's retention took it away under a reader without the lock
+        told = f"{folder.name}: passed over, its bytes are not what was saved ({reason})"
+        if self._locked:
+            number = folder.name.removeprefix("step-")
+            aside = folder.rename(self.root / f"corrupt-{number}-{time.time_ns()}")
+            told += f"; kept as {aside.name}"
+        self.problems.append(told)
+
+    def _prune(self) -> None:
+        """Delete what `keep_last` no longer covers, once a checkpoint that stays has verified."""
+        kept, condemned = self._divide()
+        if condemned and self._trusted not in kept:
+            self.latest()
+            kept, condemned = self._divide()
+            if self._trusted not in kept:
+                return
+        corrupt = sorted(self.root.glob("corrupt-*"), key=lambda path: path.stat().st_mtime_ns)
+        for folder in condemned + corrupt[:-_NUM_CORRUPT_KEPT]:
+            # The rename makes it vanish at once: a reader never meets half a checkpoint.
+            doomed = folder.rename(self._new_folder_name("delete"))
+            shutil.rmtree(doomed, ignore_errors=True)
+
+    def _divide(self) -> tuple[list[Path], list[Path]]:
         committed = self._committed()
-        kept = self.steps()[-self.keep_last :]
-        newest = {step: folder for step, _, folder in committed}
-        for step, _, folder in committed:
-            if step not in kept or folder != newest[step]:
-                # Renamed first: a kill in the middle must not leave half a committed checkpoint.
-                doomed = self.root / f"{_UNFINISHED}old-{folder.name}-{time.monotonic_ns()}"
-                folder.rename(doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+        newest_revisions = {entry.step: entry.path for entry in committed}
+        kept = list(newest_revisions.values())[-self.keep_last :]
+        return kept, [entry.path for entry in committed if entry.path not in kept]
 
-    def _set_aside(self, folder: Path) -> Path:
-        aside = self.root / f"{_DAMAGED}{folder.name}-{time.time_ns()}"
-        folder.rename(aside)
-        for old in sorted(self.root.glob(f"{_DAMAGED}*"), key=lambda p: p.name[-19:])[
-            :-_DAMAGED_KEPT
-        ]:
-            shutil.rmtree(old, ignore_errors=True)
-        return aside
+    def _remove_leftovers(self) -> None:
+        for folder in self.root.glob(".tmp-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
-
-def _verified(folder: Path) -> SavedState:
-    try:
-        body, records = read_manifest(folder)
-        for record in records:
-            check_file(folder, record)
-    except OSError as error:
-        if not means_damage(error):
-            raise
-        raise DamageError(str(error)) from error
-    return SavedState(folder, body["step"], body["meta"], records)
-
-
-def _damaged(folder: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"{folder}: every byte must be as it was saved. Got {why}. "
-        "Use an older checkpoint, or train again."
-    )
+    def _new_folder_name(self, purpose: str) -> Path:
+        unique = f"{os.getpid()}-{time.time_ns()}-{next(self._serial)}"
+        return self.root / f".tmp-{purpose}-{unique}"

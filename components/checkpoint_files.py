@@ -1,15 +1,12 @@
-"""Write and read the files of one checkpoint: streamed `.npy` arrays and a hashed manifest."""
+"""Write and read the arrays of a checkpoint: streamed `.npy` files with a checksum each."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import io
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,11 +15,8 @@ import numpy as np
 
 from rowstep import RowstepError
 
-FORMAT = 1
-MANIFEST = "MANIFEST.json"
-
 _PIECE_BYTES = 16 * 2**20
-_FILE_NAME = re.compile(r"array-\d{5,}\.npy")
+FILE_NAME = re.compile(r"array-\d{5,}\.npy")
 # NumPy's .npy header cannot name these types: the bits are stored as integers of the same width.
 _STORED_AS = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1"}
 
@@ -187,50 +181,6 @@ def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
     size = max(_PIECE_BYTES // array.itemsize, 1)
     for piece in np.nditer(array, flags=flags, buffersize=size, order="C"):  # type: ignore[call-overload]
         yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-
-
-# --- manifest -------------------------------------------------------------------------------
-
-
-def write_manifest(folder: Path, body: Mapping[str, Any], records: list[ArrayRecord]) -> None:
-    """Write the manifest, whose presence and hash make a folder of files a checkpoint."""
-    document = {**body, "arrays": [asdict(record) for record in records]}
-    text = json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
-    with open(folder / MANIFEST, "xb") as file:
-        file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-        flush_to_disk(file)
-
-
-def read_manifest(folder: Path) -> tuple[dict[str, Any], tuple[ArrayRecord, ...]]:
-    """Return the manifest's fields and its array records.
-
-    Raises:
-        DamageError: its hash does not match, or what it says makes no sense.
-        CheckpointError: it was written by a newer rowstep.
-        OSError: it cannot be read.
-    """
-    digest, _, text = (folder / MANIFEST).read_bytes().partition(b"\n")
-    if hashlib.sha256(text).hexdigest().encode() != digest:
-        raise DamageError(f"{MANIFEST}: its hash does not match its text")
-    body = json.loads(text)
-    if body["format"] > FORMAT or body["kind"] != "full":
-        raise CheckpointError(
-            f"{folder}: the checkpoint format must be {FORMAT} and full. Got {body['format']} and "
-            f"{body['kind']}. It was written by a newer rowstep: update rowstep, or use another "
-            "checkpoint directory."
-        )
-    records = tuple(
-        ArrayRecord(**{**fields, "shape": tuple(fields["shape"])}) for fields in body.pop("arrays")
-    )
-    for record in records:
-        if not _FILE_NAME.fullmatch(record.file):
-            raise DamageError(f"{MANIFEST}: it names a file outside of the checkpoint")
-    return body, records
-
-
-def means_damage(error: OSError) -> bool:
-    """Tell a lost or unreadable file from a refusal that a human must lift, such as permissions."""
-    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO)
 
 
 # --- disk -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rowstep.components.data_errors import DataError
+from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.part_files import sha256_of, sync_folder
 
 __all__ = ["MANIFEST", "install", "read_manifest", "staging"]
@@ -28,6 +29,7 @@ __all__ = ["MANIFEST", "install", "read_manifest", "staging"]
 MANIFEST = "MANIFEST.json"
 _FORMAT = 1
 _ABANDONED_SECONDS = 24 * 3600.0
+_LOCK_SECONDS = 600.0  # its holder may be reading all files of a large folder
 _REMEDY = "Remove the folder to have it made again."
 
 
@@ -57,6 +59,10 @@ def install(staged: Path, final: Path, body: Mapping[str, Any]) -> None:
     """Write the manifest and rename a staged folder to its final name.
 
     A valid folder that another process has put there meanwhile is kept; a damaged one is replaced.
+    Only the holder of the root's lock does either, so a valid folder is never taken away.
+
+    Raises:
+        DataError: Another process holds the lock for too long.
     """
     manifest = {"format": _FORMAT, **body}
     manifest["checksum"] = _checksum(manifest)
@@ -66,21 +72,29 @@ def install(staged: Path, final: Path, body: Mapping[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     sync_folder(staged)
-    while True:
-        try:
-            staged.rename(final)
-        except OSError:
-            if not final.is_dir():
-                raise
-        else:
-            sync_folder(final.parent)
-            return
+    try:
+        with exclusive_lock(final.parent / ".lock", _LOCK_SECONDS):
+            _replace(staged, final)
+    except LockHeldError as error:
+        raise DataError(
+            f"{final.parent}: it must be free for a new data folder within {_LOCK_SECONDS:.0f} "
+            f"seconds. Got: {error}. Wait for that process, or end it, and run again."
+        ) from error
+
+
+def _replace(staged: Path, final: Path) -> None:
+    if final.exists():
         try:
             read_manifest(final, checksums=True)
         except DataError:
-            _set_aside(final)
+            # Renaming first: a folder that is half removed must never bear the final name.
+            aside = final.with_name(f".staging-damaged-{secrets.token_hex(6)}")
+            final.rename(aside)
+            shutil.rmtree(aside, ignore_errors=True)
         else:
             return
+    staged.rename(final)
+    sync_folder(final.parent)
 
 
 def read_manifest(folder: Path, checksums: bool = False) -> dict[str, Any]:
@@ -125,13 +139,3 @@ def _check_part(path: Path, entry: Mapping[str, Any], checksums: bool) -> None:
 def _checksum(manifest: Mapping[str, Any]) -> str:
     body = {key: value for key, value in manifest.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _set_aside(folder: Path) -> None:
-    # Renaming first: a folder that is half removed must never bear the final name.
-    aside = folder.with_name(f".staging-damaged-{secrets.token_hex(6)}")
-    try:
-        folder.rename(aside)
-    except FileNotFoundError:
-        return  # another process was faster
-    shutil.rmtree(aside, ignore_errors=True)

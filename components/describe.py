@@ -52,9 +52,7 @@ def run_params(config: RunConfig, model: keras.Model, num_steps: int) -> dict[st
     }
 
 
-def describe_optimizer(
-    optimizer: keras.optimizers.Optimizer, model: keras.Model
-) -> dict[str, Any]:
+def describe_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> dict[str, Any]:
     """Describe an optimizer in full: class, config with schedule, iterations, its variables."""
     serialized = keras.saving.serialize_keras_object(optimizer)
     text = json.dumps(serialized, sort_keys=True, default=str)

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from rowstep.components.models import model_columns
 from rowstep.configs import RunConfig
 
 
@@ -16,9 +17,7 @@ def clip_scores(scores: Any, config: RunConfig) -> Any:
     return scores if score_range is None else tf.clip_by_value(scores, *score_range)
 
 
-def export_model(
-    model: keras.Model, transform_output: Any, config: RunConfig, folder: str
-) -> None:
+def export_model(model: keras.Model, transform_output: Any, config: RunConfig, folder: str) -> None:
     """Write a SavedModel that TFMA, TF Serving and `tf.saved_model.load` can call.
 
     Everything hangs on one tracked root: a transform layer that only lives in a closure loses its
@@ -29,7 +28,8 @@ def export_model(
         `transform_features` -> the columns as the model sees them.
     """
     raw = transform_output.raw_feature_spec()
-    read = {name: raw[name] for name in config.features}
+    names = model_columns(config)
+    read = {name: raw[name] for name in names}
     root = tf.Module()
     root.transform = transform_output.transform_features_layer()
     # The variables and not the model: a compiled model would drag its optimizer's state along.
@@ -38,12 +38,11 @@ def export_model(
 
     def transformed(examples: tf.Tensor) -> dict[str, tf.Tensor]:
         columns = root.transform(tf.io.parse_example(examples, read))
-        return {name: columns[name] for name in config.features}
+        return {name: columns[name] for name in names}
 
     @tf.function(input_signature=signature)
     def serve(examples: tf.Tensor) -> dict[str, tf.Tensor]:
         columns = {n: tf.reshape(c, [-1]) for n, c in transformed(examples).items()}
-        columns = {n: columns[n] for n in model.input}
         scores = clip_scores(model(columns, training=False), config)
         return {"outputs": tf.reshape(scores, [-1, 1])}
 

@@ -10,7 +10,7 @@ from rowstep import RowstepError
 from rowstep.configs import RunConfig
 
 
-class TrainingInterrupted(RowstepError, RuntimeError):
+class TrainingInterruptedError(RowstepError, RuntimeError):
     """Say that a SIGTERM or SIGINT stopped the training after a checkpoint was written."""
 
 

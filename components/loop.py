@@ -14,7 +14,7 @@ from rowstep.components.checkpoint import CheckpointStore
 from rowstep.components.data import ExampleSet
 from rowstep.components.export import clip_scores
 from rowstep.components.interrupts import Interrupts
-from rowstep.components.job import TrainingInterrupted
+from rowstep.components.job import TrainingInterruptedError
 from rowstep.components.run_log import RunLog
 from rowstep.components.training_state import TrainingState
 from rowstep.configs import RunConfig
@@ -78,7 +78,7 @@ class TrainingLoop:
             self.log.step()
             if self.interrupts.received:
                 self._save()
-                raise TrainingInterrupted(
+                raise TrainingInterruptedError(
                     f"train: the training must not be stopped to finish. Got "
                     f"{self.interrupts.received} at step {state.step}. A checkpoint of that step "
                     "was written. Run the same command again to go on"

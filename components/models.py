@@ -63,6 +63,17 @@ class FeatureCross(keras.layers.Layer):
         return {**super().get_config(), "rank": self.rank}
 
 
+def model_columns(config: RunConfig) -> list[str]:
+    """Name the features that the configured model reads, which may be fewer than there are.
+
+    Callers must pass exactly these: Keras pairs the values of a dict with its inputs by position
+    once a key is added, so one column too many silently becomes another column.
+    """
+    if isinstance(config.model, MatrixFactorization):
+        return [config.model.user, config.model.item]
+    return sorted(config.features)  # the order in a file must not change the model
+
+
 def build_model(config: RunConfig, num_rows: Mapping[str, int], label_mean: float) -> keras.Model:
     """Build the configured model from scratch with the configured seed.
 
@@ -77,7 +88,7 @@ def build_model(config: RunConfig, num_rows: Mapping[str, int], label_mean: floa
     keras.utils.set_random_seed(config.train.seed)
     if isinstance(config.model, MatrixFactorization):
         return _matrix_factorization(config.model, num_rows, label_mean)
-    return _dcn(config.model, list(config.features), num_rows, label_mean)
+    return _dcn(config.model, model_columns(config), num_rows, label_mean)
 
 
 def _lookup(ids: Any, name: str, rows: int, dim: int, model: MatrixFactorization | Dcn) -> Any:

@@ -68,8 +68,8 @@ class MovieLensSource:
         split = self._config.split
         for part, data in enumerate(self._parts):
             lines = data.decode().splitlines()
-            users, items, ratings, timestamps = zip(*(line.split("\t") for line in lines),
-                                                    strict=True)  # fmt: skip
+            fields = (line.split("\t") for line in lines)
+            users, items, ratings, timestamps = zip(*fields, strict=True)
             if split.kind == "official":
                 in_eval = np.full(len(lines), part == 1)
             elif split.kind == "time":
@@ -86,7 +86,7 @@ class MovieLensSource:
 
     def truth(self) -> None:
         """Return nothing: real data keeps its truth to itself."""
-        return None
+        return
 
 
 def _read_users(folder: Path) -> dict[str, User]:

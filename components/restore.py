@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rowstep.components import progress
-from rowstep.components.checkpoint import CheckpointError, CheckpointStore, SavedState, read_saved
+from rowstep.components.checkpoint import CheckpointError, CheckpointStore, SavedState
 from rowstep.components.job import TrainJob
 from rowstep.components.training_state import TrainingState, differences
 
@@ -43,15 +43,16 @@ def restore(
 
 
 def _published(artifact: Path) -> SavedState | None:
-    folders = sorted(artifact.glob("step-*"))
-    if not folders:
-        progress.emit("notice", text=f"no checkpoint in the last published artifact {artifact}")
-        return None
     try:
-        return read_saved(folders[-1])
+        store = CheckpointStore(artifact)
+        saved = store.latest()
     except CheckpointError as error:
         progress.emit("notice", text=f"the last published checkpoint is not used: {error}")
         return None
+    if saved is None:
+        why = "; ".join(store.problems) or "the artifact holds none"
+        progress.emit("notice", text=f"the last published checkpoint is not used: {why}")
+    return saved
 
 
 def newest(store: CheckpointStore) -> SavedState:
@@ -60,7 +61,8 @@ def newest(store: CheckpointStore) -> SavedState:
     if saved is None:
         raise CheckpointError(
             f"{store.root}: the final checkpoint must be readable. Got none that verifies. "
-            f"Problems: {'; '.join(store.problems) or 'none reported'}. Check the disk and run again"
+            f"Problems: {'; '.join(store.problems) or 'none reported'}. "
+            "Check the disk and run again."
         )
     return saved
 

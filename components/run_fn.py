@@ -67,7 +67,8 @@ def run_fn(fn_args: Any) -> None:
             "run_fn",
             "train_args.num_steps",
             f"must be left out. Got train {fn_args.train_steps}, eval {fn_args.eval_steps}. "
-            "The length of a training is train.epochs in the config. Pass TrainArgs() and EvalArgs().",
+            "The length of a training is train.epochs in the config. "
+            "Pass TrainArgs() and EvalArgs().",
         )
     artifacts = given.get("tracking_artifacts")
     train(

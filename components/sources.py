@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rowstep.components.csv_source import CsvSource
-from rowstep.components.data_folder import install, read_manifest, staging
 from rowstep.components.data_errors import DataError
+from rowstep.components.data_folder import install, read_manifest, staging
 from rowstep.components.movielens import MovieLensSource
 from rowstep.components.part_files import ROWS_PER_PART, SPLITS, Rows, write_parts
 from rowstep.components.synthetic import SyntheticSource

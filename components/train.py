@@ -15,9 +15,9 @@ from rowstep.components.checkpoint import CheckpointStore
 from rowstep.components.data import feature_spec, scan_examples
 from rowstep.components.export import export_model
 from rowstep.components.interrupts import Interrupts
-from rowstep.components.job import TrainingInterrupted, TrainJob, TrainResult
+from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.loop import TrainingLoop
-from rowstep.components.models import build_model
+from rowstep.components.models import build_model, model_columns
 from rowstep.components.preprocessing import num_rows
 from rowstep.components.restore import newest, publish, restore
 from rowstep.components.run_log import RunLog
@@ -33,12 +33,12 @@ def train(job: TrainJob) -> TrainResult:
     and only exports, so repeating a run is harmless.
 
     Raises:
-        TrainingInterrupted: SIGTERM or SIGINT arrived; a checkpoint was committed.
+        TrainingInterruptedError: SIGTERM or SIGINT arrived; a checkpoint was committed.
         DataError, StateMismatchError, CheckpointError: before the first step, nothing lost.
     """
     config = job.config
     transform_output = tft.TFTransformOutput(job.transform_graph)
-    spec = feature_spec(transform_output, [*config.features, config.label])
+    spec = feature_spec(transform_output, [*model_columns(config), config.label])
     examples = scan_examples(job.train_files, spec, config.label)
     held_out = scan_examples(job.eval_files, spec, config.label)
     num_steps = config.train.epochs * examples.num_steps(config.train.batch_size)
@@ -70,7 +70,7 @@ def train(job: TrainJob) -> TrainResult:
             if job.publish_dir is not None:
                 publish(checkpoint.path, job.publish_dir)
             log.close("FINISHED")
-        except TrainingInterrupted:
+        except TrainingInterruptedError:
             log.close("KILLED")
             raise
         except BaseException:

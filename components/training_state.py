@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import rowstep
 from rowstep.components.checkpoint import CheckpointError, SavedState
+from rowstep.components.fingerprint import code_fingerprint
 from rowstep.configs import RunConfig
 from rowstep.optimizers import state as optimizer_state
 
@@ -130,6 +131,8 @@ def identity(config: RunConfig, train_fingerprint: str, eval_fingerprint: str) -
         "train": train,
         "train_data": train_fingerprint,
         "eval_data": eval_fingerprint,
+        # Other code may train to other bits: what it left is kept, but is not gone on with.
+        "code": code_fingerprint(),
     }
 
 

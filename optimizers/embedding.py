@@ -61,8 +61,7 @@ class Embedding(keras.layers.Layer):
                     "Set it to the number of rows or the width of the table."
                 )
         row_l2 = arguments.non_negative("Embedding", "row_l2", row_l2)
-        # Autocasting would turn the gather into a cast of the whole table.
-        super().__init__(**{"autocast": False, **kwargs})
+        super().__init__(**kwargs)
         self.input_dim = input_dim
         self.output_dim = output_dim
         self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
@@ -76,6 +75,8 @@ class Embedding(keras.layers.Layer):
             shape=(self.input_dim, self.output_dim),
             initializer=self.embeddings_initializer,
             name="embeddings",
+            # Under mixed precision Keras would cast the whole table before rows are taken.
+            autocast=False,
         )
         self.built = True
 

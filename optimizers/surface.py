@@ -91,6 +91,11 @@ class OptimizerSurface(keras.optimizers.Optimizer):
         """Return the names of the slots that each variable has."""
         return list(self.slot_names)
 
+    def __dir__(self) -> list[str]:
+        # tf.train.Checkpoint looks for this name with dir(). It would save the slots a second time
+        # as slot variables, and refuse because Keras has them saved as variables of the optimizer.
+        return [name for name in super().__dir__() if name != "get_slot_names"]
+
     def get_slot(self, var: Any, name: str) -> keras.Variable:
         """Return the slot of a variable, for example its "momentum" (or "m").
 

@@ -34,6 +34,7 @@ from rowstep.components.truth import LEAK_STANDARD_ERRORS, Truth
 from rowstep.configs import RunConfig
 from rowstep.pipeline.workspace import Workspace
 
+
 def create_pipeline(config: RunConfig, workspace: Workspace, source: SourceData) -> Pipeline:
     """Put the pipeline together; nothing runs and nothing is written.
 

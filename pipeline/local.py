@@ -27,7 +27,8 @@ class _NodeEvents(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.msg in ("Component %s is running.", "Component %s is finished."):
-            emit("node", id=record.args[0], running=record.msg.endswith("running."))
+            [node] = record.args if isinstance(record.args, tuple) else [record.args]
+            emit("node", id=node, running=record.msg.endswith("running."))
 
 
 def run_locally(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def run_locally(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
 
     Raises:
         DataError: the data is missing, doctored or malformed; nothing was trained.
-        TrainingInterrupted: a signal stopped the training; its checkpoint is committed.
+        TrainingInterruptedError: a signal stopped the training; its checkpoint is committed.
     """
     emit("node", id="Data", running=True)
     source = materialise(config.data, workspace.data)

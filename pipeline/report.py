@@ -21,7 +21,9 @@ def summary_lines(run: Run, command: str, result: dict[str, Any]) -> tuple[list[
     truth = Truth.from_json(result["truth"]) if result["truth"] else None
     lines = ["", f"{run.name} finished in {_duration(result['seconds'])}"]
     lines.append(_row("rmse", f"{rmse:.4f}  {_against(rmse, truth)}".rstrip()))
-    lines.append(_row("training", f"{training['num_steps_run']} steps from {training['started_from']}"))
+    lines.append(
+        _row("training", f"{training['num_steps_run']} steps from {training['started_from']}")
+    )
     lines.append(_row("model", _model(result)))
     lines += [_row("", failure) for failure in result["failures"]]
     if training["mlflow_link"]:

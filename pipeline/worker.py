@@ -16,7 +16,7 @@ import warnings
 from pathlib import Path
 
 from rowstep import RowstepError
-from rowstep.components.job import TrainingInterrupted
+from rowstep.components.job import TrainingInterruptedError
 from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.progress import emit
 from rowstep.pipeline.runs import Run
@@ -45,7 +45,7 @@ def main() -> int:
             text=f"{run.config.name}: one run at a time may use the workspace. Got a lock "
             f"{error}. Wait for it, stop it, or set another 'name' or 'workspace'.",
         )
-    except TrainingInterrupted as error:
+    except TrainingInterruptedError as error:
         emit("interrupted", text=str(error))
         return EXIT_INTERRUPTED
     except RowstepError as error:

@@ -13,13 +13,13 @@ from rowstep.configs import RunConfig
 class Workspace:
     """Name every file and folder of one pipeline; nothing is created here.
 
-        <home>/mlflow.db, mlflow-artifacts/     one MLflow store, so that pipelines compare
-        <home>/<name>/data/                      materialised splits
-        <home>/<name>/metadata.db                ML Metadata
-        <home>/<name>/artifacts/                 TFX's pipeline root
-        <home>/<name>/state/                     checkpoints and tracking journals
-        <home>/<name>/serving/                   pushed models
-        <home>/<name>/runs/<run>/                config, events and log of one run
+    <home>/mlflow.db, mlflow-artifacts/     one MLflow store, so that pipelines compare
+    <home>/<name>/data/                      materialised splits
+    <home>/<name>/metadata.db                ML Metadata
+    <home>/<name>/artifacts/                 TFX's pipeline root
+    <home>/<name>/state/                     checkpoints and tracking journals
+    <home>/<name>/serving/                   pushed models
+    <home>/<name>/runs/<run>/                config, events and log of one run
     """
 
     home: Path

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 
@@ -53,3 +55,51 @@ def mlflow_template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     database.close()
     return path
+
+
+SUPPORT = Path(__file__).parent / "support"
+
+
+class TinyHome:
+    """A workspace in which `tests/support/tiny.yaml` ran once, and the means to run in it again."""
+
+    first_run: subprocess.CompletedProcess[str]
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.config_file = SUPPORT / "tiny.yaml"
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command line of `rowstep` with this Python."""
+        return [sys.executable, "-m", "rowstep.pipeline", *arguments]
+
+    def environment(self) -> dict[str, str]:
+        """Return an environment in which this home is the default one."""
+        path = os.pathsep.join(filter(None, [str(SUPPORT), os.environ.get("PYTHONPATH", "")]))
+        return {**os.environ, "ROWSTEP_HOME": str(self.home), "PYTHONPATH": path}
+
+    def rowstep(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a `rowstep` command to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environment(),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
+    def outputs(self, node: str, key: str) -> list[Path]:
+        """Return the folders of an output of a node, oldest execution first."""
+        folders = (self.home / "tiny" / "artifacts" / node / key).iterdir()
+        return sorted(folders, key=lambda folder: int(folder.name))
+
+
+@pytest.fixture(scope="session")
+def tiny_home(tmp_path_factory: pytest.TempPathFactory, mlflow_template_db: Path) -> TinyHome:
+    """Run the whole pipeline once, by the command, and share what it left."""
+    home = TinyHome(tmp_path_factory.mktemp("home"))
+    shutil.copy(mlflow_template_db, home.home / "mlflow.db")
+    home.first_run = home.rowstep("run", str(home.config_file))
+    assert home.first_run.returncode == 0, home.first_run.stdout + home.first_run.stderr
+    return home

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from rowstep.components.csv_source import CsvSource
 from rowstep.components.data_errors import DataError
 from rowstep.components.sources import materialise
@@ -173,7 +174,7 @@ def test_a_bad_line_in_the_second_file_names_the_second_file(tmp_path: Path) -> 
 
 def test_missing_columns_are_all_named_with_the_nearest(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "u,i,1,1", header="userId,item_id,rating,zeit")
-    with pytest.raises(DataError, match="'user_id' is missing .Nearest: 'userId'.; 'timestamp'"):
+    with pytest.raises(DataError, match=r"'user_id' is missing .Nearest: 'userId'.; 'timestamp'"):
         read(config(file))
 
 
@@ -185,7 +186,7 @@ def test_a_wrong_delimiter_shows_the_header_it_made(tmp_path: Path) -> None:
 
 def test_a_doubled_column_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "u,i,1,1,2", header=HEADER + ",rating")
-    with pytest.raises(DataError, match="a column once. Got more than one 'rating'"):
+    with pytest.raises(DataError, match=r"a column once\. Got more than one 'rating'"):
         read(config(file))
 
 

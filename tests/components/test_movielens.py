@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+
 from rowstep.components.data_errors import DataError
 from rowstep.components.movielens import MovieLensSource
 from rowstep.components.movielens_files import KNOWN_FILES, read_fold

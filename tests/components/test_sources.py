@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from rowstep.components import sources
 from rowstep.components.data_errors import DataError
 from rowstep.components.sources import SourceData, load_source, materialise
@@ -27,6 +26,10 @@ CONFIG = SyntheticData(kind="synthetic", num_users=50, num_items=30, num_interac
 def contents(folder: Path) -> dict[str, bytes]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def names_in(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir() if path.name != ".lock")
 
 
 def rows_of(data: SourceData, split: str) -> list[list[str]]:
@@ -182,7 +185,7 @@ def test_a_damaged_folder_is_seen_and_made_again(
             load_source(data.folder)
     assert materialise(CONFIG, tmp_path) == data
     assert contents(data.folder) == whole
-    assert [p.name for p in tmp_path.iterdir()] == [data.folder.name]
+    assert names_in(tmp_path) == [data.folder.name]
 
 
 def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +203,7 @@ def test_an_error_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_an_empty_split_is_an_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"num_interactions": 5})
-    with pytest.raises(DataError, match="at least one row. Got 5 for training and 0 for eval"):
+    with pytest.raises(DataError, match=r"at least one row\. Got 5 for training and 0 for eval"):
         materialise(config, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -216,34 +219,42 @@ def test_what_a_killed_process_left_is_removed_after_a_day(tmp_path: Path) -> No
     assert recent.exists()
 
 
-def _materialise_at_once(root: Path, barrier: Barrier) -> None:
-    made = SyntheticSource.rows
+RACER = """
+import sys, time
+from pathlib import Path
+from rowstep.components.sources import load_source, materialise
+from rowstep.components.synthetic import SyntheticSource
+from rowstep.configs.schema import SyntheticData
 
-    def together(self: SyntheticSource) -> Any:
-        barrier.wait(30)  # all have found no valid folder before any begins to write
-        yield from made(self)
-        barrier.wait(30)  # and all have written everything before any renames
+root, meeting, name, num_racers = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], 3
 
-    SyntheticSource.rows = together  # type: ignore[method-assign]
-    load_source(materialise(CONFIG, root).folder)
+def meet(place):
+    (meeting / f"{place}-{name}").touch()
+    while len(list(meeting.glob(f"{place}-*"))) < num_racers:
+        time.sleep(0.001)
+
+def together(self, made=SyntheticSource.rows):
+    meet("begin")  # all have found no valid folder before any writes
+    yield from made(self)
+    meet("end")  # all have written everything before any renames
+
+SyntheticSource.rows = together
+load_source(materialise(SyntheticData.model_validate_json(sys.argv[4]), root).folder)
+"""
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_processes_that_race_all_end_with_a_valid_folder(tmp_path: Path, damaged: bool) -> None:
     reference = contents(materialise(CONFIG, tmp_path / "reference").folder)
-    root = tmp_path / "raced"
+    root, meeting = tmp_path / "raced", tmp_path / "meeting"
+    meeting.mkdir()
     if damaged:
         flip_a_byte(materialise(CONFIG, root).folder)
-    context = multiprocessing.get_context("fork")
-    barrier = context.Barrier(4)
-    workers = [context.Process(target=_materialise_at_once, args=(root, barrier)) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0, 0, 0, 0]
-    (folder,) = root.iterdir()
-    assert contents(folder) == reference
+    command = [sys.executable, "-c", RACER, str(root), str(meeting)]
+    racers = [subprocess.Popen([*command, name, CONFIG.model_dump_json()]) for name in "abc"]
+    assert [racer.wait(60) for racer in racers] == [0, 0, 0]
+    (name,) = names_in(root)
+    assert contents(root / name) == reference
 
 
 def test_a_folder_that_is_no_source_is_refused(tmp_path: Path) -> None:

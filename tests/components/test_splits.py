@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from rowstep.components.splits import hash_split, num_held_out, time_split
 
 USERS = [f"u{i % 97}" for i in range(20_000)]

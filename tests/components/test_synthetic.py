@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
 from rowstep.components.part_files import Rows
 from rowstep.components.synthetic import (
     FIRST_SECOND,
@@ -55,7 +56,7 @@ def truth() -> Truth:
 def als_predictions(
     rows: Interactions, num_train: int, stars: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Fit mean + b_user + b_item + <p, q> by alternating ridge regressions, and predict the rest."""
+    """Fit mean + b_user + b_item + <p, q> by alternating ridge regressions; predict the rest."""
     rank, ridge = DEFAULTS.rank, 3.0
     users, items = rows.users[:num_train], rows.items[:num_train]
     mean = stars[:num_train].mean()

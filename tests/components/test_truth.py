@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+
 from rowstep.components.data_errors import DataError
 from rowstep.components.truth import Truth, TruthTally
 

@@ -1,0 +1,214 @@
+"""The training loop on transformed examples of the tiny pipeline: exact resume above all."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from rowstep.components.checkpoint import CheckpointStore, SavedState
+from rowstep.components.data import split_files
+from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
+from rowstep.components.train import train
+from rowstep.configs import RunConfig, load_config
+from rowstep.optimizers import StateMismatchError
+
+DCN_LAMB = [
+    "model={kind: dcn, dim: 4, cross_layers: 1, deep_units: [8], dropout: 0.3}",
+    "optimizer={kind: lamb, learning_rate: 0.01, weight_decay_rate: 0.01}",
+    "optimizer.schedule={kind: cosine}",
+]
+KEEP_ALL = ["checkpoint.every_steps=null", "checkpoint.every_seconds=null"]
+
+# What the callback below does, by step; a module-level list because configs name classes.
+_at_step: dict[int, Callable[[], None]] = {}
+
+
+class AtStep(keras.callbacks.Callback):
+    """Do something after a given number of batches of this process."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen += 1
+        _at_step.get(self.seen, lambda: None)()
+
+
+@pytest.fixture
+def job(tiny_home: Any, tmp_path: Path) -> Callable[..., TrainJob]:
+    """Return a maker of jobs on the tiny pipeline's transformed examples."""
+    _at_step.clear()
+    examples = tiny_home.outputs("Transform", "transformed_examples")[0]
+
+    def make(*overrides: str, folder: str = "a", **changes: Any) -> TrainJob:
+        callback = f"train.callbacks=[{__name__}.AtStep]"
+        settings = [callback, "tracking.enabled=false", *KEEP_ALL, *overrides]
+        config: RunConfig = load_config(tiny_home.config_file, settings)
+        values: dict[str, Any] = {
+            "config": config,
+            "train_files": tuple(split_files(str(examples / "Split-train"))),
+            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
+            "transform_graph": str(tiny_home.outputs("Transform", "transform_graph")[0]),
+            "serving_dir": str(tmp_path / folder / "serving"),
+            "state_dir": tmp_path / folder / "state",
+        }
+        return TrainJob(**{**values, **changes})
+
+    return make
+
+
+def _saved(result: TrainResult) -> SavedState:
+    saved = CheckpointStore(result.checkpoint.parent).latest()
+    assert saved is not None
+    return saved
+
+
+def _arrays(saved: SavedState) -> dict[str, np.ndarray]:
+    groups = ("model", "optimizer", "loss")
+    return {f"{g}:{name}": value for g in groups for name, value in saved.arrays(g)}
+
+
+def _assert_same_bits(left: TrainResult, right: TrainResult) -> None:
+    a, b = _arrays(_saved(left)), _arrays(_saved(right))
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].tobytes() == b[name].tobytes(), name
+    assert left.metrics == right.metrics
+
+
+def _interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _train_interrupted(job: TrainJob, *steps: int) -> TrainResult:
+    """Train, sending this process a SIGTERM after each of the given numbers of batches."""
+    for step in steps:
+        _at_step[step] = _interrupt
+        with pytest.raises(TrainingInterruptedError):
+            train(job)
+        _at_step.clear()
+    return train(job)
+
+
+def test_iterations_count_every_batch_once(job: Callable[..., TrainJob]) -> None:
+    # 5,400 training examples in batches of 64 are 85 batches; a phantom step at the end of an
+    # epoch would make it more than twice that.
+    result = train(job())
+    assert result.step == result.num_steps_run == 2 * 85
+
+
+@pytest.mark.parametrize("overrides", [[], DCN_LAMB], ids=["mf-lazy_adam", "dcn-lamb-dropout"])
+@pytest.mark.parametrize("steps", [(37,), (85,), (20, 90)], ids=["mid", "epoch end", "twice"])
+def test_resumed_training_equals_an_uninterrupted_one_bit_for_bit(
+    job: Callable[..., TrainJob], overrides: list[str], steps: tuple[int, ...]
+) -> None:
+    whole = train(job(*overrides, folder="whole"))
+    resumed = _train_interrupted(job(*overrides, folder="parts"), *steps)
+    assert resumed.started_from == f"checkpoint at step {sum(steps)}"
+    _assert_same_bits(whole, resumed)
+
+
+def test_another_seed_gives_other_weights(job: Callable[..., TrainJob]) -> None:
+    # The comparison above must be able to fail.
+    one, other = train(job(folder="a")), train(job("train.seed=8", folder="b"))
+    with pytest.raises(AssertionError):
+        _assert_same_bits(one, other)
+
+
+def test_sigterm_commits_a_checkpoint_of_that_very_step(job: Callable[..., TrainJob]) -> None:
+    _at_step[11] = _interrupt
+    with pytest.raises(TrainingInterruptedError, match="SIGTERM at step 11"):
+        train(job())
+    [folder] = job().state_dir.iterdir()
+    assert CheckpointStore(folder / "checkpoints").steps() == [11]
+
+
+def test_repeating_a_finished_training_trains_nothing_and_exports_again(
+    job: Callable[..., TrainJob],
+) -> None:
+    first = train(job())
+    again = train(job(serving_dir=str(job().state_dir.parent / "second")))
+    assert again.num_steps_run == 0
+    assert again.started_from == "finished checkpoint"
+    assert again.metrics == first.metrics
+    assert (job().state_dir.parent / "second" / "saved_model.pb").exists()
+
+
+def test_checkpoints_come_every_so_many_steps_and_only_the_last_are_kept(
+    job: Callable[..., TrainJob],
+) -> None:
+    result = train(job("checkpoint.every_steps=30", "checkpoint.keep_last=2"))
+    assert CheckpointStore(result.checkpoint.parent).steps() == [150, 170]
+
+
+def test_damaged_checkpoint_falls_back_to_the_one_before(job: Callable[..., TrainJob]) -> None:
+    whole = train(job(folder="whole"))
+    broken = job("checkpoint.every_steps=30", folder="parts")
+    _at_step[70] = _interrupt
+    with pytest.raises(TrainingInterruptedError):
+        train(broken)
+    _at_step.clear()
+    [newest] = broken.state_dir.glob("*/checkpoints/step-000000000070")
+    victim = sorted(newest.glob("*.npy"))[0]
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    resumed = train(broken)
+    assert resumed.started_from == "checkpoint at step 60"
+    _assert_same_bits(whole, resumed)
+
+
+def test_published_checkpoint_of_the_same_training_is_as_good_as_our_own(
+    job: Callable[..., TrainJob], tmp_path: Path
+) -> None:
+    train(job(publish_dir=tmp_path / "artifact"))
+    elsewhere = job(folder="b", base_checkpoint=tmp_path / "artifact")
+    assert train(elsewhere).num_steps_run == 0
+
+
+def test_changed_settings_start_from_scratch_or_warm_as_the_config_says(
+    job: Callable[..., TrainJob], tmp_path: Path
+) -> None:
+    first = train(job(publish_dir=tmp_path / "artifact"))
+    base = tmp_path / "artifact"
+    cold = train(job("train.seed=9", folder="b", base_checkpoint=base))
+    assert cold.started_from == "scratch"
+    settings = ("train.seed=9", "train.warm_start=true")
+    warm = train(job(*settings, folder="c", base_checkpoint=base))
+    assert warm.started_from == f"warm start from step {first.step}"
+    assert warm.step == first.step + cold.step
+
+
+def test_warm_start_refuses_a_model_of_another_shape_by_name(
+    job: Callable[..., TrainJob], tmp_path: Path
+) -> None:
+    train(job(publish_dir=tmp_path / "artifact"))
+    other = job(
+        "model.dim=5", "train.warm_start=true", folder="b", base_checkpoint=tmp_path / "artifact"
+    )
+    with pytest.raises(StateMismatchError, match="user_id_factors"):
+        train(other)
+
+
+def test_failing_callback_ends_the_training_and_keeps_its_checkpoints(
+    job: Callable[..., TrainJob],
+) -> None:
+    def fail() -> None:
+        raise ArithmeticError("made to fail")
+
+    _at_step[40] = fail
+    with pytest.raises(ArithmeticError):
+        train(job("checkpoint.every_steps=30"))
+    _at_step.clear()
+    assert train(job("checkpoint.every_steps=30")).started_from == "checkpoint at step 30"
+
+
+def test_training_on_fewer_rows_is_another_training(job: Callable[..., TrainJob]) -> None:
+    first = train(job())
+    swapped = job(train_files=job().eval_files)
+    assert train(swapped).run_key != first.run_key
