@@ -135,7 +135,10 @@ class CheckpointStore:
                 f"{self.root}: the checkpoint of step {step} must fit on the disk. Got {error}. "
                 "Earlier checkpoints are untouched. Make room, then resume."
             ) from error
-        self._prune()
+        try:
+            self._prune()
+        except OSError as error:  # the new checkpoint is safe: old ones too many harm nobody yet
+            self.problems.append(f"{self.root}: old checkpoints could not be deleted ({error})")
         return committed
 
     def latest(self) -> SavedState | None:
@@ -234,7 +237,7 @@ class CheckpointStore:
             kept, condemned = self._divide()
             if self._trusted not in kept:
                 return
-        corrupt = sorted(self.root.glob("corrupt-*"), key=lambda path: path.stat().st_mtime_ns)
+        corrupt = sorted(self.root.glob("corrupt-*"), key=lambda path: path.name.rpartition("-")[2])
         for folder in condemned + corrupt[:-_NUM_CORRUPT_KEPT]:
             # The rename makes it vanish at once: a reader never meets half a checkpoint.
             doomed = folder.rename(self._new_folder_name("delete"))

@@ -129,8 +129,8 @@ def check_file(folder: Path, record: ArrayRecord) -> None:
         raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
 
 
-def _read_into(file: BinaryIO, piece: np.ndarray) -> int:
-    return file.readinto(piece.data) or 0  # type: ignore[attr-defined,no-any-return]
+def _read_into(file: io.BufferedReader, piece: np.ndarray) -> int:
+    return file.readinto(piece.data) or 0
 
 
 def _as_plain_array(value: Any, where: str) -> np.ndarray:
@@ -177,9 +177,10 @@ def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
         for start in range(0, data.nbytes, _PIECE_BYTES):
             yield data[start : start + _PIECE_BYTES]
         return
-    flags = ["external_loop", "buffered", "zerosize_ok"]
     size = max(_PIECE_BYTES // array.itemsize, 1)
-    for piece in np.nditer(array, flags=flags, buffersize=size, order="C"):  # type: ignore[call-overload]
+    for piece in np.nditer(
+        array, flags=["external_loop", "buffered", "zerosize_ok"], buffersize=size, order="C"
+    ):
         yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
 
 

@@ -63,6 +63,28 @@ class FeatureCross(keras.layers.Layer):
         return {**super().get_config(), "rank": self.rank}
 
 
+@keras.saving.register_keras_serializable(package="rowstep")
+class Dropout(keras.layers.Layer):
+    """Drop a share of the inputs in training, from a random state with a name of its own.
+
+    Keras numbers the unnamed state of its own Dropout by how many were made in the process, so a
+    resumed process could not find it again by name.
+    """
+
+    def __init__(self, rate: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rate = rate
+        self.seed_generator = keras.random.SeedGenerator(name=f"{self.name}_seed")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:  # noqa: D102
+        if not training:
+            return inputs
+        return keras.random.dropout(inputs, self.rate, seed=self.seed_generator)
+
+    def get_config(self) -> dict[str, Any]:  # noqa: D102
+        return {**super().get_config(), "rate": self.rate}
+
+
 def model_columns(config: RunConfig) -> list[str]:
     """Name the features that the configured model reads, which may be fewer than there are.
 
@@ -126,7 +148,7 @@ def _dcn(
     for name in names:
         if name in num_rows:
             inputs[name] = keras.Input(shape=(), dtype="int64", name=name)
-            columns.append(_lookup(inputs[name], name, num_rows[name], model.dim, model))
+            columns.append(_lookup(inputs[name], f"{name}_rows", num_rows[name], model.dim, model))
         else:
             inputs[name] = keras.Input(shape=(), dtype="float32", name=name)
             columns.append(keras.ops.expand_dims(inputs[name], -1))
@@ -137,7 +159,7 @@ def _dcn(
     for layer, units in enumerate(model.deep_units):
         deep = keras.layers.Dense(units, activation="relu", name=f"deep_{layer}")(deep)
         if model.dropout:
-            deep = keras.layers.Dropout(model.dropout, name=f"dropout_{layer}")(deep)
+            deep = Dropout(model.dropout, name=f"dropout_{layer}")(deep)
     joined = keras.layers.Concatenate()([crossed, deep])
     scores = keras.layers.Dense(
         1, bias_initializer=keras.initializers.Constant(label_mean), name="score"

@@ -29,6 +29,8 @@ def restore(
     if saved is None and job.base_checkpoint is not None:
         base = _published(job.base_checkpoint)
         if base is not None and base.meta["identity"] == dict(parts):
+            # Into our own folder first, where an interruption and the end of the training look.
+            store.save(base.step, {g: base.arrays(g) for g in base.groups}, base.meta)
             saved = base
         elif base is not None and job.config.train.warm_start:
             state.load_weights(base)

@@ -1,10 +1,4 @@
-"""The journal of reports: what is meant for MLflow lies on the disk before a server is asked.
-
-    <folder>/journal.jsonl     one JSON object a line, in the order of the reports
-    <folder>/ack.json          how far MLflow has them, and in which run
-    <folder>/rejected.jsonl    reports that MLflow refused for good, with its reason
-    <folder>/lock              held by the one process that may write here
-"""
+"""The journal of reports: what is meant for MLflow lies on the disk before a server is asked."""
 
 from __future__ import annotations
 
@@ -58,6 +52,11 @@ class Ack:
 
 class Journal:
     """Append reports and remember how far they were sent.
+
+        <folder>/journal.jsonl     one JSON object a line, in the order of the reports
+        <folder>/ack.json          how far MLflow has them, and in which run
+        <folder>/rejected.jsonl    reports that MLflow refused for good, with its reason
+        <folder>/lock              held by the one process that may write here
 
     A line that a killed process left half written is cut off on opening. Metrics at or below the
     largest step that their key already has are dropped: a resumed training repeats the steps since
@@ -194,6 +193,11 @@ class Journal:
             self._held.close()
 
     # --- sending ----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Return the number of bytes that hold whole reports."""
+        return self._size
 
     def read(self, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield (report, offset of the next one) from `offset` on; damaged lines are skipped."""

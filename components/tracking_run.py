@@ -10,24 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rowstep.components.tracking_journal import Target, TrackingError
-
-MAX_TAG_CHARACTERS = 5000
+from rowstep.components.tracking_journal import Ack, Target, TrackingError
+from rowstep.components.tracking_text import MAX_TAG_CHARACTERS, is_sqlite
 
 # Older servers refuse a repeated request that has more keys than this.
 _MAX_KEYS = 100
-_MAX_REASON_CHARACTERS = 300
-_USERINFO = re.compile(r"(?<=://)[^/\s'\"]*@")
-_SECRET_IN_QUERY = re.compile(r"[?&;][^=&]*(password|token|secret|credential|key)[^=&]*=", re.I)
-_HINTS = {
-    401: " (set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN)",
-    403: " (no permission, or a server that does not know this host name: see its --allowed-hosts)",
-}
 
 Row = Mapping[str, Any]
 
@@ -38,15 +29,16 @@ class MlflowRun:
     Args:
         target: where the run is, and its key.
         start_ms: when the training began, for a run that must be made.
-        run_id: what an earlier process used, if known.
+        ack: what an earlier process noted, if any.
         check: called before a run is made; raises when nobody wants it any more.
     """
 
     def __init__(
-        self, target: Target, start_ms: int, run_id: str | None, check: Callable[[], None]
+        self, target: Target, start_ms: int, ack: Ack | None, check: Callable[[], None]
     ) -> None:
-        self.target, self.run_id = target, run_id
-        self.experiment_id: str | None = None
+        self.target = target
+        self.run_id = ack.run_id if ack else None
+        self.experiment_id = ack.experiment_id if ack else None
         self._start_ms, self._check = start_ms, check
         self._client: Any = None
         self._known_steps: dict[str, int] = {}
@@ -154,7 +146,7 @@ class MlflowRun:
         elif kind == "start":
             self._start(row)
         elif kind == "tags":
-            self._log(tags=row["tags"])
+            self._log({}, row["tags"])
         elif kind == "text":
             self._client.log_text(self.run_id, row["text"], row["name"])
         elif kind == "status":
@@ -191,14 +183,14 @@ class MlflowRun:
             if run.info.status != "RUNNING":
                 self._client.update_run(self.run_id, status="RUNNING")
         # MLflow rejects a batch as a whole when one value of it differs from before.
-        self._log(params={k: v for k, v in params.items() if k not in known}, tags=tags)
+        self._log({k: v for k, v in params.items() if k not in known}, tags)
 
-    def _log(self, params: Mapping[str, str] | None = None, tags: Mapping[str, str] = {}) -> None:
+    def _log(self, params: Mapping[str, str], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
         self._client.log_batch(
             self.run_id,
-            params=[Param(key, value) for key, value in (params or {}).items()],
+            params=[Param(key, value) for key, value in params.items()],
             tags=[RunTag(key, value) for key, value in tags.items()],
             synchronous=True,
         )
@@ -220,11 +212,6 @@ def open_client(uri: str) -> Any:
     return MlflowClient(tracking_uri=uri, registry_uri=uri)
 
 
-def is_sqlite(uri: str) -> bool:
-    """Tell a store that is a file, used in this process, from a server."""
-    return uri.startswith("sqlite:")
-
-
 def is_refusal(error: Exception) -> bool:
     """Tell a report that MLflow will never take from a server that is away, busy or locked."""
     from mlflow.exceptions import MlflowException
@@ -233,25 +220,6 @@ def is_refusal(error: Exception) -> bool:
         return False
     code = error.get_http_status_code()
     return 400 <= code < 500 and code not in (401, 403, 408, 429, 499)
-
-
-def explain(error: Exception) -> str:
-    """Say in one line what went wrong, without credentials."""
-    text = " ".join(redact_text(str(error)).split())
-    code = getattr(error, "get_http_status_code", lambda: 0)()
-    return f"{type(error).__name__}: {text[:_MAX_REASON_CHARACTERS]}{_HINTS.get(code, '')}"
-
-
-def redact_text(text: str) -> str:
-    """Return a text without the user names and passwords of the URIs in it."""
-    return _USERINFO.sub("", text)
-
-
-def has_secret(uri: str) -> bool:
-    """Say whether a URI holds a user name, a password or a token."""
-    authority = uri.partition("://")[2]
-    holds_user = "@" in authority and not authority.startswith("/")
-    return holds_user or _SECRET_IN_QUERY.search(uri) is not None
 
 
 def _drift_text(drift: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ __all__ = ["RowOptimizer"]
 
 
 class RowOptimizer(OptimizerSurface):
-    """Run the step of an optimizer that never makes a sparse gradient's cost depend on the table.
+    """Run the step around the formula: gradients in, clipped and summed by row, to each variable.
 
     Subclasses say how one variable moves: `_update_dense` and `_update_rows`.
     """
