@@ -39,6 +39,7 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
     run.set_status("running", pid=os.getpid())
     offset = run.events.stat().st_size if run.events.exists() else 0
     last: dict[str, Any] = {}
+    started = time.monotonic()
     with open(run.log, "ab") as log, open_display(run.name, resumed=resumed) as display:
         worker = subprocess.Popen(
             [sys.executable, "-m", "rowstep.pipeline.worker", str(run.folder)],
@@ -54,7 +55,7 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
             if event["kind"] in ("result", "error", "interrupted"):
                 last = event
         code = worker.wait()
-    return _conclude(run, command, code, last)
+    return _conclude(run, command, code, {**last, "seconds": time.monotonic() - started})
 
 
 def _pass_signals_on(worker: subprocess.Popen[bytes]) -> None:
@@ -97,7 +98,7 @@ def _conclude(run: Run, command: str, code: int, last: dict[str, Any]) -> int:
         words = f"the worker was ended by signal {-code} ({signal.Signals(-code).name})."
     run.set_status(status, text=words)
     print(f"{run.name} {status}: {words}", file=sys.stderr)
-    if last.get("unexpected") or not last:
+    if last.get("unexpected") or "kind" not in last:
         print(f"full log: {run.log}", file=sys.stderr)
     print(f"go on with: rowstep resume {run.name}", file=sys.stderr)
     if status == "interrupted":

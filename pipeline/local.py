@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -48,12 +47,11 @@ def run_locally(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
     absl_logging.set_verbosity(absl_logging.INFO)
     handler = _NodeEvents()
     logger.addHandler(handler)
-    started = time.time()
     try:
         LocalDagRunner().run(pipeline)
     finally:
         logger.removeHandler(handler)
-    return _results(config, workspace, source) | {"seconds": time.time() - started}
+    return _results(config, workspace, source)
 
 
 def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:

@@ -1,0 +1,283 @@
+"""A server that is away, hangs or dies, and a training that is killed, cost no report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rowstep.components.tracking import Tracker, open_tracker, sync
+
+mlflow = pytest.importorskip("mlflow")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(is_done: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def steps_of(uri: str, run_id: str | None, key: str = "batch/loss") -> list[int]:
+    """Return the step of every stored row of a metric."""
+    return sorted(m.step for m in mlflow.MlflowClient(uri).get_metric_history(run_id, key))
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, mlflow_template_db: Path) -> str:
+    shutil.copy(mlflow_template_db, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+def begin(uri: str, tmp_path: Path, problems: list[str]) -> Tracker:
+    training = open_tracker(
+        uri, "ratings", "first", "key-1", tmp_path / "spool", on_problem=problems.append
+    )
+    training.start({"opt.class": "LazyAdam"}, {})
+    return training
+
+
+def report_steps(training: Tracker, steps: range) -> None:
+    for step in steps:
+        training.log_metrics(step, {"batch/loss": 1.0 / step})
+
+
+def test_an_absent_server_costs_neither_the_training_nor_a_report(
+    tmp_path: Path, store: str, problems: list[str]
+) -> None:
+    uri = f"http://127.0.0.1:{free_port()}"
+    training = begin(uri, tmp_path, problems)
+    report_steps(training, range(1, 101))
+    began = time.monotonic()
+    report = training.close("FINISHED", timeout_seconds=1)
+    assert time.monotonic() - began < 5
+    assert (report.run_id, report.link) == (None, None)
+    assert (report.num_sent, report.num_unsent) == (0, 102)
+    assert f"rowstep sync {tmp_path / 'spool'}" in report.problem
+    assert len(problems) <= 1  # none when the time was over before the first attempt failed
+
+    # The reports are whole: another store gets every one of them.
+    training = begin(store, tmp_path, problems)
+    later = training.close("FINISHED")
+    assert later.num_unsent == 0
+    assert steps_of(store, later.run_id) == [*range(1, 101)]
+
+
+def test_an_absent_server_is_told_once_and_names_the_folder(
+    tmp_path: Path, problems: list[str]
+) -> None:
+    training = begin(f"http://127.0.0.1:{free_port()}", tmp_path, problems)
+    wait_until(lambda: len(problems) == 1)
+    report_steps(training, range(1, 11))
+    began = time.monotonic()
+    report = training.close("KILLED", timeout_seconds=60)
+    assert time.monotonic() - began < 50  # it is not asked until the time is over
+    assert report.num_unsent == 12
+    assert len(problems) == 1
+    assert "must be reachable" in problems[0]
+    assert str(tmp_path / "spool") in problems[0]
+
+
+@contextmanager
+def hanging_server() -> Iterator[int]:
+    """Accept connections and never answer."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        taken: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    taken.append(listener.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield int(listener.getsockname()[1])
+        listener.shutdown(socket.SHUT_RDWR)
+        for connection in taken:
+            connection.close()
+
+
+def test_a_hanging_server_does_not_hold_up_the_end(tmp_path: Path, problems: list[str]) -> None:
+    with hanging_server() as port:
+        training = begin(f"http://127.0.0.1:{port}", tmp_path, problems)
+        report_steps(training, range(1, 11))
+        time.sleep(0.5)
+        began = time.monotonic()
+        report = training.close("FINISHED", timeout_seconds=1.5)
+        assert 1 < time.monotonic() - began < 5
+    assert report.num_unsent == 12
+    assert "They wait in" in report.problem
+
+
+# --- a killed training --------------------------------------------------------------------------
+
+TRAINING = """
+import sys, time
+from pathlib import Path
+from rowstep.components.tracking import open_tracker
+
+uri, spool, first, pause = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+training = open_tracker(uri, "ratings", "first", "key-1", spool, on_problem=print)
+training.start({"opt.class": "LazyAdam"}, {})
+for step in range(first, 10_000_000):
+    training.log_metrics(step, {"batch/loss": 1.0 / step, "opt/iterations": float(step)})
+    time.sleep(pause)
+"""
+
+
+def kill_while_sending(uri: str, spool: Path, first: int, num_acks: int) -> int:
+    """Run a training, kill it hard after some accepted requests; return its last whole step."""
+    command = [sys.executable, "-c", TRAINING, uri, str(spool), str(first), "0.0005"]
+    with subprocess.Popen(command) as child:
+        seen: set[bytes] = set()
+        ack = spool / "ack.json"
+
+        def has_sent() -> bool:
+            if ack.exists():
+                seen.add(ack.read_bytes())
+            return len(seen) > num_acks
+
+        try:
+            wait_until(has_sent)
+        finally:
+            os.kill(child.pid, signal.SIGKILL)
+    text = (spool / "journal.jsonl").read_bytes()
+    return text[: text.rfind(b"\n")].count(b'"kind": "metrics"')
+
+
+def test_a_killed_training_that_goes_on_has_each_step_once(
+    tmp_path: Path, store: str, problems: list[str]
+) -> None:
+    spool = tmp_path / "spool"
+    num_rows = kill_while_sending(store, spool, first=1, num_acks=3)
+    again = kill_while_sending(store, spool, first=num_rows - 50, num_acks=6)
+    assert again > num_rows > 100
+    training = begin(store, tmp_path, problems)
+    for step in range(again - 20, again + 101):
+        training.log_metrics(step, {"batch/loss": 1.0 / step, "opt/iterations": float(step)})
+    report = training.close("FINISHED")
+    assert report.num_unsent == 0
+    assert steps_of(store, report.run_id) == [*range(1, again + 101)]
+    assert steps_of(store, report.run_id, "opt/iterations") == [*range(1, again + 101)]
+    run = mlflow.MlflowClient(store).get_run(report.run_id)
+    assert run.info.status == "FINISHED"
+    assert int(run.data.tags["resume.count"]) == 2
+    assert problems == []
+
+
+def test_a_killed_training_is_replayed_from_its_journal_alone(tmp_path: Path, store: str) -> None:
+    spool = tmp_path / "spool"
+    num_rows = kill_while_sending(store, spool, first=1, num_acks=2)
+    report = sync(spool)
+    assert report.num_unsent == 0
+    assert steps_of(store, report.run_id) == [*range(1, num_rows + 1)]
+    assert mlflow.MlflowClient(store).get_run(report.run_id).info.status == "RUNNING"
+    again = sync(spool)
+    assert (again.run_id, again.num_sent, again.num_unsent) == (report.run_id, 0, 0)
+
+
+def test_an_accepted_request_whose_acknowledgement_was_lost_gives_no_second_point(
+    tmp_path: Path, store: str, problems: list[str]
+) -> None:
+    training = begin(store, tmp_path, problems)
+    for step in range(1, 21):
+        training.log_metrics(step, {f"opt/m_rms/{n}": float(step) for n in range(150)})
+    report = training.close("KILLED")
+    ack = tmp_path / "spool" / "ack.json"
+    text = ack.read_text()
+    offset = int(text.split('"offset": ')[1].split(",")[0])
+    ack.write_text(text.replace(f'"offset": {offset}', '"offset": 0'))
+    replayed = sync(tmp_path / "spool")
+    assert replayed.run_id == report.run_id
+    assert replayed.num_sent == 22
+    for n in (0, 149):
+        assert steps_of(store, report.run_id, f"opt/m_rms/{n}") == [*range(1, 21)]
+
+
+# --- a real server ------------------------------------------------------------------------------
+
+
+@contextmanager
+def mlflow_server(folder: Path, port: int) -> Iterator[str]:
+    """Run MLflow's own server on the store of `folder`, until the block ends."""
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(folder / "server-artifacts")]
+    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    uri = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert server.poll() is None
+        try:
+            with urllib.request.urlopen(f"{uri}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    with open(folder / "server.log", "ab") as log:
+        server = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder
+        )
+        try:
+            wait_until(answers, seconds=240)
+            yield uri
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_comes_late_dies_and_comes_back_gets_every_report_once(
+    tmp_path: Path, store: str, problems: list[str]
+) -> None:
+    port = free_port()
+    training = begin(f"http://127.0.0.1:{port}", tmp_path, problems)
+    training.log_text("optimizer_config.json", "{}")
+    report_steps(training, range(1, 101))
+    wait_until(lambda: len(problems) == 1)
+    with mlflow_server(tmp_path, port):
+        wait_until(lambda: training.run_id is not None)
+        report_steps(training, range(101, 501))
+        wait_until(lambda: len(steps_of(store, training.run_id)) > 100)
+    report_steps(training, range(501, 1001))
+    began = time.monotonic()
+    report = training.close("FINISHED", timeout_seconds=3)
+    assert time.monotonic() - began < 10
+    assert report.num_unsent > 500
+    assert len(problems) == 1
+
+    with mlflow_server(tmp_path, port) as uri:
+        replayed = sync(tmp_path / "spool")
+        run = mlflow.MlflowClient(uri).get_run(report.run_id)
+        files = [file.path for file in mlflow.MlflowClient(uri).list_artifacts(report.run_id)]
+    assert replayed.num_unsent == 0
+    assert steps_of(store, report.run_id) == [*range(1, 1001)]
+    assert run.info.status == "FINISHED"
+    assert run.info.start_time < run.info.end_time
+    assert files == ["optimizer_config.json"]
+    assert replayed.link == f"{uri}/#/experiments/{run.info.experiment_id}/runs/{report.run_id}"
