@@ -8,12 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 import tensorflow_transform as tft
-
 from pydantic import TypeAdapter
 
 from rowstep.configs import RunConfig
 from rowstep.configs.schema import AnyFeature, HashFeature, VocabularyFeature
-
 
 _FEATURES = TypeAdapter(dict[str, AnyFeature])
 

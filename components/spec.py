@@ -25,7 +25,7 @@ CHECKPOINT = "checkpoint"
 class RecTrainerSpec(ComponentSpec):
     """Name what RecTrainer takes and gives."""
 
-    PARAMETERS = {  # noqa: RUF012 - the name and the type are TFX's
+    PARAMETERS = {
         CONFIG: ExecutionParameter(type=str),
         CODE_FINGERPRINT: ExecutionParameter(type=str),
         DATA_FINGERPRINT: ExecutionParameter(type=str, optional=True),
@@ -33,13 +33,13 @@ class RecTrainerSpec(ComponentSpec):
         TRACKING_URI: ExecutionParameter(type=str, optional=True),
         TRACKING_ARTIFACTS: ExecutionParameter(type=str, optional=True),
     }
-    INPUTS = {  # noqa: RUF012
+    INPUTS = {
         EXAMPLES: ChannelParameter(type=standard_artifacts.Examples),
         SCHEMA: ChannelParameter(type=standard_artifacts.Schema),
         TRANSFORM_GRAPH: ChannelParameter(type=standard_artifacts.TransformGraph),
         BASE_CHECKPOINT: ChannelParameter(type=Checkpoint, optional=True),
     }
-    OUTPUTS = {  # noqa: RUF012
+    OUTPUTS = {
         MODEL: ChannelParameter(type=standard_artifacts.Model),
         MODEL_RUN: ChannelParameter(type=standard_artifacts.ModelRun),
         CHECKPOINT: ChannelParameter(type=Checkpoint),

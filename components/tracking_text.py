@@ -102,7 +102,8 @@ def param_text(value: Any) -> str:
     elif isinstance(value, (list, tuple, dict)):
         text = json.dumps(value, default=str)
     else:
-        text = _USERINFO.sub("", str(value))
+        text = str(value)
+    text = _USERINFO.sub("", text)
     if len(text) > _MAX_PARAM_CHARACTERS:
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
     return text

@@ -94,6 +94,25 @@ def runs(home: Path | None) -> None:
 
 
 @main.command()
+@_home
+@_reports_errors
+def sync(home: Path | None) -> None:
+    """Send to MLflow what it did not receive while runs were going on."""
+    from rowstep.components.tracking import sync as send
+
+    folders = sorted((home or default_home()).expanduser().glob("*/state/*/tracking"))
+    unsent = 0
+    for folder in folders:
+        report = send(folder)
+        unsent += report.num_unsent
+        if report.num_sent or report.num_unsent:
+            told = report.problem or report.link
+            click.echo(f"{folder.parent.name}: {report.num_sent} sent. {told}")
+    click.echo(f"{len(folders)} trainings looked at, {unsent} reports left")
+    sys.exit(1 if unsent else 0)
+
+
+@main.command()
 @click.argument("file")
 @_overrides
 @_reports_errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import tensorflow_model_analysis as tfma
+from ml_metadata import proto
 from tfx.components import (
     CsvExampleGen,
     Evaluator,
@@ -20,7 +21,6 @@ from tfx.dsl.input_resolution.strategies.latest_artifact_strategy import LatestA
 from tfx.dsl.input_resolution.strategies.latest_blessed_model_strategy import (
     LatestBlessedModelStrategy,
 )
-from tfx.orchestration import metadata
 from tfx.orchestration.pipeline import Pipeline
 from tfx.proto import example_gen_pb2, pusher_pb2
 from tfx.types import standard_artifacts
@@ -99,11 +99,17 @@ def create_pipeline(config: RunConfig, workspace: Workspace, source: SourceData)
         pipeline_root=str(workspace.artifacts),
         components=nodes,
         enable_cache=True,
-        metadata_connection_config=metadata.sqlite_metadata_connection_config(
-            str(workspace.metadata)
-        ),
+        metadata_connection_config=_metadata_connection(workspace),
         beam_pipeline_args=["--direct_running_mode=in_memory", "--direct_num_workers=1"],
     )
+
+
+def _metadata_connection(workspace: Workspace) -> proto.ConnectionConfig:
+    # TFX's own helper would create the folder.
+    connection = proto.ConnectionConfig()
+    connection.sqlite.filename_uri = str(workspace.metadata)
+    connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READWRITE_OPENCREATE
+    return connection
 
 
 def _splits() -> example_gen_pb2.Input:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from rowstep.components.tracking import open_tracker, sync
+from rowstep.components.tracking import Tracker, open_tracker, sync
 
 # The value says which attempt wrote the point, so that a second point cannot pass for the first.
 CHILD = textwrap.dedent("""
@@ -62,7 +62,8 @@ def points(database: Path) -> dict[str, list[tuple[int, float]]]:
 def kill_often(folder: Path, template: Path, num_kills: int) -> None:
     """Kill a logging process, resume it from an earlier step, and count the points at the end."""
     shutil.copy(template, folder / "mlflow.db")
-    chance, logged, wrote_it = random.Random(3), 0, {}
+    chance, logged = random.Random(3), 0
+    wrote_it: dict[int, int] = {}
     for attempt in range(num_kills):
         first = max(logged - 25, 0) + 1  # the last checkpoint lies before the last report
         child = start_child(folder, first, 10**6, attempt)
@@ -124,8 +125,13 @@ def server(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
             _wait_for_health(port, process, folder)
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # its workers too
+        process.wait()
 
 
 def _wait_for_health(port: int, process: subprocess.Popen[bytes], folder: Path) -> None:
@@ -145,10 +151,11 @@ def test_a_server_that_comes_late_and_dies_in_between_gets_everything(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     shutil.copy(mlflow_template_db, tmp_path / "mlflow.db")
-    port, problems = free_port(), []
+    port = free_port()
+    problems: list[str] = []
     spool = tmp_path / "spool"
 
-    def attempt() -> object:
+    def attempt() -> Tracker:
         uri = f"http://127.0.0.1:{port}"
         return open_tracker(uri, "movies", "one", "key-1", spool, on_problem=problems.append)
 
@@ -171,8 +178,7 @@ def test_a_server_that_comes_late_and_dies_in_between_gets_everything(
         while len(points(tmp_path / "mlflow.db").get("loss", [])) < 100:
             assert time.monotonic() < deadline, problems
             time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        stop(process)
         for step in range(101, 151):
             tracker.log_metrics(step, {"loss": 1 / step})
         report = tracker.close("FINISHED", timeout_seconds=2)

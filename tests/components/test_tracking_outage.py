@@ -1,4 +1,4 @@
-"""A server that is away, hangs or dies, and a training that is killed, cost no report."""
+"""A server that is away, hangs, or comes and goes costs the training nothing, and no report."""
 
 from __future__ import annotations
 
@@ -86,14 +86,15 @@ def test_an_absent_server_costs_neither_the_training_nor_a_report(
 
 
 def test_an_absent_server_is_told_once_and_names_the_folder(
-    tmp_path: Path, problems: list[str]
+    tmp_path: Path, problems: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     training = begin(f"http://127.0.0.1:{free_port()}", tmp_path, problems)
     wait_until(lambda: len(problems) == 1)
     report_steps(training, range(1, 11))
     began = time.monotonic()
     report = training.close("KILLED", timeout_seconds=60)
-    assert time.monotonic() - began < 50  # it is not asked until the time is over
+    assert time.monotonic() - began < 30  # a few attempts are enough at the end
     assert report.num_unsent == 12
     assert len(problems) == 1
     assert "must be reachable" in problems[0]
@@ -132,73 +133,6 @@ def test_a_hanging_server_does_not_hold_up_the_end(tmp_path: Path, problems: lis
         assert 1 < time.monotonic() - began < 5
     assert report.num_unsent == 12
     assert "They wait in" in report.problem
-
-
-# --- a killed training --------------------------------------------------------------------------
-
-TRAINING = """
-import sys, time
-from pathlib import Path
-from rowstep.components.tracking import open_tracker
-
-uri, spool, first, pause = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-training = open_tracker(uri, "ratings", "first", "key-1", spool, on_problem=print)
-training.start({"opt.class": "LazyAdam"}, {})
-for step in range(first, 10_000_000):
-    training.log_metrics(step, {"batch/loss": 1.0 / step, "opt/iterations": float(step)})
-    time.sleep(pause)
-"""
-
-
-def kill_while_sending(uri: str, spool: Path, first: int, num_acks: int) -> int:
-    """Run a training, kill it hard after some accepted requests; return its last whole step."""
-    command = [sys.executable, "-c", TRAINING, uri, str(spool), str(first), "0.0005"]
-    with subprocess.Popen(command) as child:
-        seen: set[bytes] = set()
-        ack = spool / "ack.json"
-
-        def has_sent() -> bool:
-            if ack.exists():
-                seen.add(ack.read_bytes())
-            return len(seen) > num_acks
-
-        try:
-            wait_until(has_sent)
-        finally:
-            os.kill(child.pid, signal.SIGKILL)
-    text = (spool / "journal.jsonl").read_bytes()
-    return text[: text.rfind(b"\n")].count(b'"kind": "metrics"')
-
-
-def test_a_killed_training_that_goes_on_has_each_step_once(
-    tmp_path: Path, store: str, problems: list[str]
-) -> None:
-    spool = tmp_path / "spool"
-    num_rows = kill_while_sending(store, spool, first=1, num_acks=3)
-    again = kill_while_sending(store, spool, first=num_rows - 50, num_acks=6)
-    assert again > num_rows > 100
-    training = begin(store, tmp_path, problems)
-    for step in range(again - 20, again + 101):
-        training.log_metrics(step, {"batch/loss": 1.0 / step, "opt/iterations": float(step)})
-    report = training.close("FINISHED")
-    assert report.num_unsent == 0
-    assert steps_of(store, report.run_id) == [*range(1, again + 101)]
-    assert steps_of(store, report.run_id, "opt/iterations") == [*range(1, again + 101)]
-    run = mlflow.MlflowClient(store).get_run(report.run_id)
-    assert run.info.status == "FINISHED"
-    assert int(run.data.tags["resume.count"]) == 2
-    assert problems == []
-
-
-def test_a_killed_training_is_replayed_from_its_journal_alone(tmp_path: Path, store: str) -> None:
-    spool = tmp_path / "spool"
-    num_rows = kill_while_sending(store, spool, first=1, num_acks=2)
-    report = sync(spool)
-    assert report.num_unsent == 0
-    assert steps_of(store, report.run_id) == [*range(1, num_rows + 1)]
-    assert mlflow.MlflowClient(store).get_run(report.run_id).info.status == "RUNNING"
-    again = sync(spool)
-    assert (again.run_id, again.num_sent, again.num_unsent) == (report.run_id, 0, 0)
 
 
 def test_an_accepted_request_whose_acknowledgement_was_lost_gives_no_second_point(
