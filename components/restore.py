@@ -10,6 +10,8 @@ from typing import Any
 
 from rowstep.components import progress
 from rowstep.components.checkpoint import CheckpointError, CheckpointStore, SavedState
+from rowstep.components.checkpoint_files import DamageError
+from rowstep.components.checkpoint_state import open_verified
 from rowstep.components.job import TrainJob
 from rowstep.components.training_state import TrainingState, differences
 
@@ -45,16 +47,15 @@ def restore(
 
 
 def _published(artifact: Path) -> SavedState | None:
+    folders = sorted(artifact.glob("step-*"))
     try:
-        store = CheckpointStore(artifact)
-        saved = store.latest()
-    except CheckpointError as error:
-        progress.emit("notice", text=f"the last published checkpoint is not used: {error}")
-        return None
-    if saved is None:
-        why = "; ".join(store.problems) or "the artifact holds none"
-        progress.emit("notice", text=f"the last published checkpoint is not used: {why}")
-    return saved
+        return open_verified(folders[-1])
+    except IndexError:
+        why = "the artifact holds none"
+    except (CheckpointError, DamageError, OSError) as error:
+        why = str(error)
+    progress.emit("notice", text=f"the last published checkpoint is not used: {why}")
+    return None
 
 
 def newest(store: CheckpointStore) -> SavedState:

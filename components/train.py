@@ -54,7 +54,7 @@ def train(job: TrainJob) -> TrainResult:
     key = run_key(parts)
     folder = job.state_dir / key
     store = CheckpointStore(folder / "checkpoints", keep_last=config.checkpoint.keep_last)
-    with store.lock(), Interrupts() as interrupts:
+    with store.lock(wait_seconds=10), Interrupts() as interrupts:
         started_from = restore(state, store, job, parts)
         first_step = state.step
         log = RunLog(job, state, key, folder, num_steps)
@@ -84,6 +84,6 @@ def train(job: TrainJob) -> TrainResult:
         run_key=key,
         data_fingerprint=examples.fingerprint,
         checkpoint=Path(checkpoint.path),
-        mlflow_run_id=log.mlflow_run_id,
+        mlflow_run_id=log.mlflow_run_id or checkpoint.meta["mlflow_run_id"],
         mlflow_link=log.mlflow_link,
     )

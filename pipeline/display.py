@@ -130,4 +130,6 @@ class LiveDisplay:
             self._tasks[name] = self._progress.add_task(name, total=None, words="")
         else:
             words = node_words(event).removeprefix(name).strip()
-            self._progress.update(self._tasks[name], total=1, completed=1, words=words)
+            if words:  # else the training's last words stay
+                self._progress.update(self._tasks[name], words=words)
+            self._progress.update(self._tasks[name], total=1, completed=1)

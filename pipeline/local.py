@@ -17,7 +17,7 @@ from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 from rowstep.components.progress import emit
 from rowstep.components.sources import SourceData, materialise
 from rowstep.configs import RunConfig
-from rowstep.pipeline.create import create_pipeline
+from rowstep.pipeline.create import create_pipeline, error_bounds
 from rowstep.pipeline.workspace import Workspace
 
 
@@ -61,11 +61,12 @@ def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dic
     training.pop("config")
     blessed = (Path(evaluator["blessing"].uri) / "BLESSED").exists()
     pushed = pusher["pushed_model"].custom_properties.get("pushed_destination")
+    metrics = _metrics(evaluator["evaluation"].uri)
     return {
         "training": training,
-        "metrics": _metrics(evaluator["evaluation"].uri),
+        "metrics": metrics,
         "blessed": blessed,
-        "failures": [] if blessed else _failures(evaluator["evaluation"].uri),
+        "failures": [] if blessed else _failures(config, source, metrics),
         "pushed_model": pushed.string_value if pushed is not None and blessed else None,
         "tracking_uri": workspace.tracking_uri if config.tracking.enabled else None,
         "truth": asdict(source.truth) if source.truth else None,
@@ -78,14 +79,22 @@ def _metrics(uri: str) -> dict[str, float]:
     return {name: v["doubleValue"] for name, v in found.items() if "doubleValue" in v}
 
 
-def _failures(uri: str) -> list[str]:
-    """Word what kept a model from being blessed."""
-    validation = tfma.load_validation_result(uri)
+def _failures(config: RunConfig, source: SourceData, metrics: dict[str, float]) -> list[str]:
+    """Word what kept a model from being blessed; TFMA says only which metric it was."""
+    error, change = metrics["mean_squared_error"], metrics.get("mean_squared_error_diff")
+    lower, upper = error_bounds(config, source.truth)
     words = []
-    for per_slice in validation.metric_validations_per_slice:
-        for failure in per_slice.failures:
-            words.append(f"{failure.metric_key.name}: {failure.message}".strip())
-    return words
+    if error > upper:
+        words.append(f"mean squared error {error:.5f}, allowed at most {upper:.5f}")
+    if error < lower:
+        words.append(f"mean squared error {error:.5f} is below what is possible, {lower:.5f}")
+    allowed = config.evaluation.max_mse_increase
+    if change is not None and change > allowed:
+        words.append(
+            f"mean squared error {error:.5f} is {change:+.5f} against the last blessed model, "
+            f"allowed {allowed:+.5f} (evaluation.max_mse_increase)"
+        )
+    return words or ["the evaluator did not say why; see the log"]
 
 
 def _latest_outputs(workspace: Workspace) -> dict[str, dict[str, proto.Artifact]]:

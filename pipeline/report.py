@@ -26,8 +26,8 @@ def summary_lines(run: Run, command: str, result: dict[str, Any]) -> tuple[list[
     )
     lines.append(_row("model", _model(result)))
     lines += [_row("", failure) for failure in result["failures"]]
-    if training["mlflow_link"]:
-        lines.append(_row("mlflow", training["mlflow_link"]))
+    if training["mlflow_run_id"]:
+        lines.append(_row("mlflow", training["mlflow_link"] or f"run {training['mlflow_run_id']}"))
     lines.append(_row("checkpoint", training["checkpoint"]))
     lines.append(_row("log", str(run.log)))
     lines.append(_row("next", _next(command, result)))

@@ -73,13 +73,30 @@ def test_a_run_deleted_during_the_training_is_replaced_by_one_with_everything(
     wait_until(lambda: len(steps_of(store, training.run_id)) == 5)
     deleted = training.run_id
     mlflow.MlflowClient(store).delete_run(deleted)
-    report_steps(training, range(6, 11))
+    report_steps(training, range(6, 7))  # alone in its request, as a refused report would be
+    wait_until(lambda: training.run_id != deleted)
+    report_steps(training, range(7, 11))
     report = training.close("FINISHED")
     run = mlflow.MlflowClient(store).get_run(report.run_id)
     assert report.num_unsent == 0
     assert run.data.tags["resume.replaced_run_id"] == deleted
     assert run.info.status == "FINISHED"
     assert steps_of(store, report.run_id) == [*range(1, 11)]
+
+
+def test_without_its_folder_a_training_finds_its_run_and_repeats_no_point(
+    started: OpenTracker, store: str, tmp_path: Path
+) -> None:
+    training = started()
+    report_steps(training, range(1, 11))
+    first = training.close("FINISHED")
+    shutil.rmtree(tmp_path / "key-1")
+    training = started()
+    report_steps(training, range(1, 16))
+    second = training.close("FINISHED")
+    assert second.run_id == first.run_id
+    assert steps_of(store, first.run_id) == [*range(1, 16)]
+    assert mlflow.MlflowClient(store).get_run(first.run_id).data.tags["resume.count"] == "1"
 
 
 @pytest.mark.parametrize("moves_to", ["another store", "another experiment"])

@@ -84,6 +84,7 @@ def _result(rmse: float) -> dict[str, Any]:
         "num_steps_run": 5,
         "started_from": "scratch",
         "mlflow_link": None,
+        "mlflow_run_id": None,
         "checkpoint": "/c",
     }
     return {
