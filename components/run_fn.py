@@ -22,6 +22,7 @@ from typing import Any
 
 from rowstep.components.fingerprint import code_fingerprint
 from rowstep.components.job import TrainJob
+from rowstep.components.tracking import check_uri
 from rowstep.configs import RunConfig, canonical_json, config_from_json
 from rowstep.configs.errors import one_problem
 
@@ -33,7 +34,12 @@ def custom_config(
     tracking_uri: str | None = None,
     tracking_artifacts: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Build the `custom_config` that `run_fn` expects; the arguments are RecTrainer's."""
+    """Build the `custom_config` that `run_fn` expects; the arguments are RecTrainer's.
+
+    Raises:
+        TrackingError: the URI holds credentials, which would end up in ML Metadata.
+    """
+    check_uri(tracking_uri)
     return {
         "rowstep_config": canonical_json(config),
         "code_fingerprint": code_fingerprint(),

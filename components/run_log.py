@@ -28,7 +28,6 @@ class RunLog:
         self.job, self.state, self.num_steps = job, state, num_steps
         self.mlflow_run_id: str | None = None
         self.mlflow_link: str | None = None
-        self._started = False
         self._shown_at, self._shown_step = time.monotonic(), state.step
         self._window_at = time.monotonic()
         tracking = job.config.tracking
@@ -45,7 +44,6 @@ class RunLog:
 
     def start(self, started_from: str, identity: Mapping[str, Any]) -> None:
         """Open, or go on with, the MLflow run and write down how the optimizer is configured."""
-        self._started = True
         config, state = self.job.config, self.state
         self._tracker.start(
             run_params(config, state.model, self.num_steps),
@@ -113,9 +111,11 @@ class RunLog:
         progress.emit("checkpoint", step=self.state.step)
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-        """End the MLflow run within a bounded time and keep what could not be sent."""
-        if not self._started:
-            return
+        """End the MLflow run within a bounded time and keep what could not be sent.
+
+        Where nothing was left to train, and so nothing was started, this sends what an earlier
+        attempt could not, and finds that attempt's run.
+        """
         report = self._tracker.close(status)
         self.mlflow_run_id, self.mlflow_link = report.run_id, report.link
         if report.num_unsent:

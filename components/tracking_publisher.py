@@ -73,14 +73,18 @@ class Publisher(threading.Thread):
         never more than ten times over. A new SQLite store is made in this process, not by a
         server that may hang, so that is waited for.
         """
-        begin = time.monotonic()
+        asked = begin = time.monotonic()
         self._closing.set()
         while self.is_alive():
-            limit = max(begin, self._progress_at) + timeout_seconds
-            limit = min(limit, begin + _MOST_TIMES_OVER * timeout_seconds)
-            if is_sqlite(self.target.uri) and not (self._is_attached or self.last_problem):
-                limit = max(limit, begin + _SQLITE_SETUP_SECONDS)
-            if time.monotonic() >= limit:
+            now = time.monotonic()
+            is_new = is_sqlite(self.target.uri) and not (self._is_attached or self.last_problem)
+            if is_new and now < asked + _SQLITE_SETUP_SECONDS:
+                begin = now
+            limit = min(
+                max(begin, self._progress_at) + timeout_seconds,
+                begin + _MOST_TIMES_OVER * timeout_seconds,
+            )
+            if now >= limit:
                 break
             self.join(0.05)
         with self._guard:

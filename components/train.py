@@ -84,6 +84,6 @@ def train(job: TrainJob) -> TrainResult:
         run_key=key,
         data_fingerprint=examples.fingerprint,
         checkpoint=Path(checkpoint.path),
-        mlflow_run_id=log.mlflow_run_id or checkpoint.meta["mlflow_run_id"],
+        mlflow_run_id=log.mlflow_run_id,
         mlflow_link=log.mlflow_link,
     )

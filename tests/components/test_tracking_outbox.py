@@ -489,7 +489,6 @@ def test_credentials_inside_values_are_not_written_down(store: Store) -> None:
     assert_no_secret(store)
 
 
-@pytest.mark.xfail(strict=False, reason="param_text dumps lists and mappings without redaction")
 def test_credentials_inside_lists_are_not_written_down(store: Store) -> None:
     tracker = store.tracker()
     tracker.start({"list": [f"s3://user:{SECRET}@bucket/x"]}, {})

@@ -211,7 +211,7 @@ training = open_tracker(
 )
 training.start({"opt.class": "LAMB"}, {})
 training.log_metrics(1, {"batch/loss": 1.0})
-report = training.close("FINISHED", timeout_seconds=0.1)
+report = training.close("FINISHED", timeout_seconds=2)
 assert report.num_unsent == 0, report
 """
 
