@@ -13,6 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from rowstep import RowstepError
+from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.progress import EVENTS_VARIABLE
 from rowstep.pipeline.display import open_display
 from rowstep.pipeline.report import summary_lines
@@ -20,6 +22,7 @@ from rowstep.pipeline.runs import Run, Status
 
 EXIT_INTERRUPTED = 75
 _POLL_SECONDS = 0.1
+_LOCK_WAIT_SECONDS = 20.0
 # Set before any import in the worker; a value that the user has set stays.
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -30,12 +33,20 @@ _QUIET = {
 }
 
 
+class WorkspaceInUseError(RowstepError, RuntimeError):
+    """Say that another run of the same pipeline is going on."""
+
+
 def launch(run: Run, command: str, *, resumed: bool) -> int:
     """Run the worker to its end and return the exit code of the command.
 
     0 finished (blessed or not), 1 failed or leaked, 75 stopped by a signal after a checkpoint,
     128 + n when the worker was killed by signal n.
+
+    Raises:
+        WorkspaceInUseError: another run of the pipeline is going on.
     """
+    _refuse_a_second_run(run)
     run.set_status("running", pid=os.getpid())
     offset = run.events.stat().st_size if run.events.exists() else 0
     last: dict[str, Any] = {}
@@ -56,6 +67,22 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
                 last = event
         code = worker.wait()
     return _conclude(run, command, code, {**last, "seconds": time.monotonic() - started})
+
+
+def _refuse_a_second_run(run: Run) -> None:
+    """Ask for the lock that the worker will take, before anything of the run is touched.
+
+    The wait is for the worker of a command that was killed: it may be writing its last checkpoint.
+    """
+    run.workspace.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with exclusive_lock(run.workspace.folder / "LOCK", wait_seconds=_LOCK_WAIT_SECONDS):
+            pass
+    except LockHeldError as error:
+        raise WorkspaceInUseError(
+            f"{run.config.name}: one run at a time may use {run.workspace.folder}. Got a folder "
+            f"held by {error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'."
+        ) from None
 
 
 def _pass_signals_on(worker: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,7 @@ from ml_metadata.metadata_store import MetadataStore
 from tfx.orchestration.local.local_dag_runner import LocalDagRunner
 
 from rowstep.components.progress import emit
-from rowstep.components.sources import SourceData, materialise
+from rowstep.components.sources import SourceData
 from rowstep.configs import RunConfig
 from rowstep.pipeline.create import create_pipeline, error_bounds
 from rowstep.pipeline.workspace import Workspace
@@ -30,16 +30,12 @@ class _NodeEvents(logging.Handler):
             emit("node", id=node, running=record.msg.endswith("running."))
 
 
-def run_locally(config: RunConfig, workspace: Workspace) -> dict[str, Any]:
-    """Materialise the data, run the whole pipeline, and return what the summary shows.
+def run_locally(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:
+    """Run the whole pipeline on materialised data and return what the summary shows.
 
     Raises:
-        DataError: the data is missing, doctored or malformed; nothing was trained.
         TrainingInterruptedError: a signal stopped the training; its checkpoint is committed.
     """
-    emit("node", id="Data", running=True)
-    source = materialise(config.data, workspace.data)
-    emit("node", id="Data", running=False, examples=source.num_examples)
     workspace.artifacts.mkdir(parents=True, exist_ok=True)
     pipeline = create_pipeline(config, workspace, source)
     logger = logging.getLogger("absl")

@@ -19,6 +19,8 @@ from rowstep import RowstepError
 from rowstep.components.job import TrainingInterruptedError
 from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.progress import emit
+from rowstep.components.sources import SourceData, materialise
+from rowstep.configs.errors import one_problem
 from rowstep.pipeline.runs import Run
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 75  # 75 is EX_TEMPFAIL: run the same again
@@ -30,20 +32,23 @@ def main() -> int:
     _die_with_the_command()
     run = Run.open(Path(sys.argv[1]))
     try:
+        # The command asked for this lock a moment ago; whoever took it since is to finish first.
         with exclusive_lock(run.workspace.folder / "LOCK", wait_seconds=20):
             warnings.simplefilter("ignore", FutureWarning)
             logging.getLogger("apache_beam").setLevel(logging.ERROR)
+            # Bad data is found in a second, so it is looked at before TensorFlow is loaded.
+            source = _materialise(run)
             emit("node", id="TensorFlow and TFX", running=True)
             from rowstep.pipeline.local import run_locally
 
             emit("node", id="TensorFlow and TFX", running=False)
-            emit("result", **run_locally(run.config, run.workspace))
+            emit("result", **run_locally(run.config, run.workspace, source))
             return 0
     except LockHeldError as error:
         emit(
             "error",
-            text=f"{run.config.name}: one run at a time may use the workspace. Got a lock "
-            f"{error}. Wait for it, stop it, or set another 'name' or 'workspace'.",
+            text=f"{run.config.name}: one run at a time may use the workspace. Got one held by "
+            f"{error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'.",
         )
     except TrainingInterruptedError as error:
         emit("interrupted", text=str(error))
@@ -55,6 +60,21 @@ def main() -> int:
         traceback.print_exc()
         emit("error", text=f"{type(error).__name__}: {error}", unexpected=True)
     return EXIT_FAILED
+
+
+def _materialise(run: Run) -> SourceData:
+    emit("node", id="Data", running=True)
+    source = materialise(run.config.data, run.workspace.data)
+    missing = sorted({*run.config.features, run.config.label} - set(source.columns))
+    if missing:
+        raise one_problem(
+            "",
+            "features",
+            f"every feature, and the label, must be a column of the data. Got {', '.join(missing)}."
+            f" Columns: {', '.join(source.columns)}. Correct 'features', or add the column.",
+        )
+    emit("node", id="Data", running=False, examples=source.num_examples)
+    return source
 
 
 def _die_with_the_command() -> None:

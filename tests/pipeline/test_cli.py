@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from rowstep.components.locks import exclusive_lock
 from rowstep.configs import export_schema
+from rowstep.pipeline import launch
 from rowstep.pipeline.cli import main
 
 GOOD = Path(__file__).parents[1] / "support" / "tiny.yaml"
@@ -76,3 +79,44 @@ def test_what_is_not_there_is_named(tmp_path: Path, arguments: tuple[str, ...], 
     code, _, errors = _invoke(*arguments, home=tmp_path)
     assert code == 2
     assert words in errors
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (
+            "features.nope={kind: numeric}",
+            "must be a column of the data. Got nope. Columns: user_id",
+        ),
+        ("data={kind: csv, path: bad.csv}", "bad.csv, line 3: 'rating' must be a finite number"),
+        ("data={kind: csv, path: none.csv}", "none.csv"),
+    ],
+)
+def test_bad_data_reaches_the_screen_before_anything_is_trained(
+    tmp_path: Path, override: str, words: str
+) -> None:
+    rows = "user_id,item_id,rating,timestamp\nu1,i1,4,1\nu2,i2,four,2\n"
+    (tmp_path / "bad.csv").write_text(rows)
+    done = subprocess.run(
+        [sys.executable, "-m", "rowstep.pipeline", "run", str(GOOD), "--set", override],
+        env={**os.environ, "ROWSTEP_HOME": str(tmp_path / "home")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (tmp_path / "home" / "tiny" / "artifacts").exists()
+
+
+def test_second_run_in_a_busy_workspace_is_refused_and_names_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "_LOCK_WAIT_SECONDS", 0.0)
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    with exclusive_lock(folder / "LOCK"):
+        code, _, errors = _invoke("run", str(GOOD), home=tmp_path)
+    assert code == 2
+    assert f"held by process {os.getpid()}" in errors
