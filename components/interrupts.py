@@ -11,7 +11,9 @@ from typing import Any
 class Interrupts:
     """Note a SIGTERM or SIGINT instead of dying of it, while the `with` block runs.
 
-    A second signal gets the previous handler, so that an impatient Ctrl-C still ends the process.
+    A second SIGINT gets the previous handler, so that an impatient Ctrl-C ends the process. Further
+    SIGTERMs are ignored: service managers send one to every process, and the command passes on its
+    own, while the checkpoint is being written.
     Outside the main thread, where Python cannot set handlers, nothing is caught.
     """
 
@@ -35,7 +37,9 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number).name
-        self._put_back()
+        interrupt = self._previous.pop(signal.SIGINT, None)
+        if interrupt is not None:
+            signal.signal(signal.SIGINT, interrupt)
 
     def _put_back(self) -> None:
         for number, handler in self._previous.items():

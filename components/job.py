@@ -14,6 +14,10 @@ class TrainingInterruptedError(RowstepError, RuntimeError):
     """Say that a SIGTERM or SIGINT stopped the training after a checkpoint was written."""
 
 
+class DivergedError(RowstepError, RuntimeError):
+    """Say that the loss stopped being a finite number."""
+
+
 @dataclass(frozen=True)
 class TrainJob:
     """Describe one training by plain values, whoever asks for it: RecTrainer, run_fn or a test."""
@@ -48,7 +52,8 @@ class TrainResult:
     num_steps_run: int
     """Zero when a finished checkpoint of the same config and data was found."""
     started_from: str
-    """`scratch`, `checkpoint at step N`, `finished checkpoint` or `warm start from step N`."""
+    """`scratch`, `checkpoint at step N`, `finished checkpoint` or
+    `warm start from the weights of step N`."""
     metrics: Mapping[str, float]
     run_key: str
     data_fingerprint: str

@@ -55,6 +55,7 @@ class TrainingLoop:
             state.epoch, state.batch = state.epoch + 1, 0
             self.log.epoch(metrics)
             hooks.on_epoch_end(state.epoch - 1, metrics)
+            self.stop_if_asked()
         hooks.on_train_end()
         state.finished = True
         self._save()
@@ -76,17 +77,28 @@ class TrainingLoop:
             state.window_steps += 1
             hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
             self.log.step()
-            if self.interrupts.received:
-                self._save()
-                raise TrainingInterruptedError(
-                    f"train: the training must not be stopped to finish. Got "
-                    f"{self.interrupts.received} at step {state.step}. A checkpoint of that step "
-                    "was written. Run the same command again to go on"
-                )
+            self.stop_if_asked()
             if self._checkpoint_is_due():
                 self._save()
             if state.model.stop_training:
                 break
+
+    def stop_if_asked(self) -> None:
+        """Commit a checkpoint and end, if a SIGTERM or SIGINT has arrived.
+
+        Raises:
+            TrainingInterruptedError: one has; nothing is lost.
+        """
+        state = self.state
+        if not self.interrupts.received:
+            return
+        if not state.finished:
+            self._save()
+        raise TrainingInterruptedError(
+            f"train: the training must not be stopped to finish. Got {self.interrupts.received} "
+            f"at step {state.step}. A checkpoint of that step was written. "
+            "Run the same command again to go on."
+        )
 
     def _compile_step(self) -> Any:
         state = self.state
@@ -120,6 +132,7 @@ class TrainingLoop:
             total = tf.zeros([2], tf.float64)
             for features, labels in batches:
                 total += errors(features, labels)
+                self.stop_if_asked()
             square, absolute = (total / self.held_out.num_examples).numpy()
             return {"rmse": float(square) ** 0.5, "mae": float(absolute)}
 

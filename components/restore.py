@@ -29,14 +29,14 @@ def restore(
     for problem in store.problems:
         progress.emit("notice", text=problem)
     if saved is None and job.base_checkpoint is not None:
-        base = _published(job.base_checkpoint)
+        base = _published(job.base_checkpoint, required=job.config.train.warm_start)
         if base is not None and base.meta["identity"] == dict(parts):
             # Into our own folder first, where an interruption and the end of the training look.
             store.save(base.step, {g: base.arrays(g) for g in base.groups}, base.meta)
             saved = base
         elif base is not None and job.config.train.warm_start:
-            state.load_weights(base)
-            return f"warm start from step {base.step}"
+            state.warm_start(base)
+            return f"warm start from the weights of step {base.step}"
         elif base is not None:
             changed = "; ".join(differences(base.meta["identity"], parts)[:4])
             progress.emit("notice", text=f"training starts from scratch: {changed}")
@@ -46,7 +46,7 @@ def restore(
     return "finished checkpoint" if state.finished else f"checkpoint at step {saved.step}"
 
 
-def _published(artifact: Path) -> SavedState | None:
+def _published(artifact: Path, *, required: bool) -> SavedState | None:
     folders = sorted(artifact.glob("step-*"))
     try:
         return open_verified(folders[-1])
@@ -54,6 +54,11 @@ def _published(artifact: Path) -> SavedState | None:
         why = "the artifact holds none"
     except (CheckpointError, DamageError, OSError) as error:
         why = str(error)
+    if required:
+        raise CheckpointError(
+            f"{artifact}: a warm start needs the last published checkpoint whole. Got {why}. "
+            "Publish another one, or set train.warm_start to false."
+        )
     progress.emit("notice", text=f"the last published checkpoint is not used: {why}")
     return None
 

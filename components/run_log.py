@@ -20,7 +20,7 @@ _EVENT_SECONDS = 0.5
 
 
 class RunLog:
-    """Report steps, epochs and checkpoints; nothing here can stop or change a training."""
+    """Report steps, epochs and checkpoints; trouble in reporting never stops a training."""
 
     def __init__(
         self, job: TrainJob, state: TrainingState, key: str, folder: Path, num_steps: int
@@ -73,6 +73,7 @@ class RunLog:
 
     def _report_window(self) -> None:
         state, now = self.state, time.monotonic()
+        state.check_finite()
         loss = float(state.loss_sum.numpy()) / max(state.window_steps, 1)
         metrics = {
             "batch/loss": loss,

@@ -145,7 +145,7 @@ def finish(
                 f"Got {num_unsent} that could not be sent "
                 f"({publisher.last_problem or 'no answer in time'}). They wait in "
                 f"{journal.folder}. The next run of this training sends them, or: "
-                f"rowstep sync {journal.folder}"
+                "rowstep sync, with --home for another workspace than the default."
             )
         elif num_lost:
             problem = (

@@ -62,13 +62,16 @@ def train(job: TrainJob) -> TrainResult:
             config, state, examples, held_out, callbacks, store, log, interrupts, parts
         )
         try:
+            # A finished training is opened too: its run gets the tags of this execution.
+            log.start(started_from, parts)
             if not state.finished:
-                log.start(started_from, parts)
                 loop.run()
             checkpoint = newest(store)
             export_model(model, transform_output, config, job.serving_dir)
             if job.publish_dir is not None:
                 publish(checkpoint.path, job.publish_dir)
+            # Asked to stop while it exported: whoever asked does not want what comes after.
+            loop.stop_if_asked()
             log.close("FINISHED")
         except TrainingInterruptedError:
             log.close("KILLED")

@@ -15,6 +15,7 @@ import tensorflow as tf
 import rowstep
 from rowstep.components.checkpoint import CheckpointError, SavedState
 from rowstep.components.fingerprint import code_fingerprint
+from rowstep.components.job import DivergedError
 from rowstep.configs import RunConfig
 from rowstep.optimizers import state as optimizer_state
 
@@ -56,8 +57,10 @@ class TrainingState:
         """Return everything else to save, as JSON.
 
         Raises:
+            DivergedError: the loss is no finite number; what is saved must be worth going on with.
             CheckpointError: the optimizer counted other steps than the loop ran.
         """
+        self.check_finite()
         iterations = int(self.optimizer.iterations.numpy())
         if iterations != self.step:
             raise CheckpointError(
@@ -85,7 +88,9 @@ class TrainingState:
             StateMismatchError: names what does not fit; nothing was assigned.
             CheckpointError: the checkpoint lacks the position, or a callback's state.
         """
-        self.load_weights(saved)
+        self._load_model(saved)
+        optimizer_state.load_named_state(self.optimizer, dict(saved.arrays("optimizer")))
+        self.step = saved.step
         self.loss_sum.assign(dict(saved.arrays("loss"))["sum"])
         meta = saved.meta
         missing = set(meta["callbacks"]) ^ set(self.callbacks)
@@ -100,11 +105,32 @@ class TrainingState:
         self.window_steps = meta["window_steps"]
         self.history, self.finished = list(meta["history"]), meta["finished"]
 
-    def load_weights(self, saved: SavedState) -> None:
-        """Take weights and optimizer state, not the position: the start of a warm start."""
+    def warm_start(self, saved: SavedState) -> None:
+        """Take the weights of another training, and nothing else.
+
+        The optimizer starts afresh: its old step count would put a schedule at its end, and without
+        the count its moments would be corrected for a bias that they do not have.
+
+        Raises:
+            StateMismatchError: names what does not fit; nothing was assigned.
+        """
+        self._load_model(saved)
+
+    def _load_model(self, saved: SavedState) -> None:
         optimizer_state.load_named_variables(self.model.variables, dict(saved.arrays("model")))
-        optimizer_state.load_named_state(self.optimizer, dict(saved.arrays("optimizer")))
-        self.step = saved.step
+
+    def check_finite(self) -> None:
+        """Refuse to go on with, or to save, a training whose loss is no number any more.
+
+        Raises:
+            DivergedError: names the step; checkpoints from before are untouched.
+        """
+        if not np.isfinite(self.loss_sum.numpy()):
+            raise DivergedError(
+                f"train: the loss must stay a finite number. Got {self.loss_sum.numpy()} in the "
+                f"{self.window_steps} steps up to step {self.step}. The last checkpoint is from "
+                "before. Lower optimizer.learning_rate, or clip gradients with optimizer.clipnorm."
+            )
 
 
 def stateful(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
@@ -122,13 +148,12 @@ def identity(config: RunConfig, train_fingerprint: str, eval_fingerprint: str) -
     Where results are written, how often is logged and how the model is judged does not belong here.
     """
     dumped = json.loads(config.model_dump_json())
-    train = {k: v for k, v in dumped["train"].items() if k != "warm_start"}
     return {
         "features": dumped["features"],
         "label": dumped["label"],
         "model": dumped["model"],
         "optimizer": dumped["optimizer"],
-        "train": train,
+        "train": dumped["train"],
         "train_data": train_fingerprint,
         "eval_data": eval_fingerprint,
         # Other code may train to other bits: what it left is kept, but is not gone on with.

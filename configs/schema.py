@@ -323,6 +323,11 @@ def _without_credentials(uri: str) -> str:
             "must not hold credentials. Got a user name in the address. "
             "Pass it in the environment, as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         )
+    if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
+        raise ValueError(
+            f"must hold an absolute path. Got {uri!r}, which another folder would read as another "
+            "file. Write sqlite:////full/path/mlflow.db."
+        )
     return uri
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -14,7 +15,7 @@ import click
 import rowstep
 from rowstep import RowstepError
 from rowstep.configs import RunConfig, export_schema, load_config
-from rowstep.pipeline.launch import launch
+from rowstep.pipeline.launch import launch, refuse_if_busy
 from rowstep.pipeline.runs import Run, all_runs, find_run, unfinished_twin
 from rowstep.pipeline.workspace import Workspace, default_home
 
@@ -66,8 +67,9 @@ def run(file: str, overrides: tuple[str, ...]) -> None:
     that did not finish goes on from its last checkpoint.
     """
     config = _load(file, overrides)
+    refuse_if_busy(Workspace.of(config))
     unfinished = unfinished_twin(config)
-    command = " ".join(["rowstep run", file, *(f"--set {o}" for o in overrides)])
+    command = shlex.join(["rowstep", "run", file, *(w for o in overrides for w in ("--set", o))])
     sys.exit(launch(unfinished or Run.create(config), command, resumed=unfinished is not None))
 
 
@@ -81,6 +83,7 @@ def resume(run: str | None, home: Path | None) -> None:
     if found.status["status"] == "finished":
         click.echo(f"{found.name}: this run is finished. Nothing is left to do.")
         return
+    refuse_if_busy(found.workspace)
     sys.exit(launch(found, f"rowstep resume {found.name}", resumed=True))
 
 
@@ -98,17 +101,25 @@ def runs(home: Path | None) -> None:
 @_reports_errors
 def sync(home: Path | None) -> None:
     """Send to MLflow what it did not receive while runs were going on."""
+    from rowstep.components.tracking import TrackingError
     from rowstep.components.tracking import sync as send
 
     folders = sorted((home or default_home()).expanduser().glob("*/state/*/tracking"))
     unsent = 0
     for folder in folders:
-        report = send(folder)
+        try:
+            report = send(folder)
+        except (
+            TrackingError
+        ) as error:  # still running, or not ours: the others are sent all the same
+            click.echo(str(error), err=True)
+            unsent += 1
+            continue
         unsent += report.num_unsent
         if report.num_sent or report.num_unsent:
             told = report.problem or report.link
             click.echo(f"{folder.parent.name}: {report.num_sent} sent. {told}")
-    click.echo(f"{len(folders)} trainings looked at, {unsent} reports left")
+    click.echo(f"{len(folders)} trainings looked at, {unsent or 'nothing'} left to send")
     sys.exit(1 if unsent else 0)
 
 

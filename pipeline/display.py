@@ -7,6 +7,7 @@ import time
 from typing import Any, Protocol
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 # Resolvers take no time and mean nothing to somebody who only runs the pipeline.
@@ -122,7 +123,7 @@ class LiveDisplay:
             words = f"epoch {event['epoch']} done, rmse {event['val_rmse']:.4f}"
             self._progress.update(self._tasks["RecTrainer"], words=words)
         elif kind == "notice":
-            self._console.print(f"[yellow]note[/]  {event['text']}", highlight=False)
+            self._console.print(f"[yellow]note[/]  {escape(event['text'])}", highlight=False)
 
     def _node(self, event: dict[str, Any]) -> None:
         name = event["id"]

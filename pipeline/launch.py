@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,13 +20,14 @@ from rowstep.components.progress import EVENTS_VARIABLE
 from rowstep.pipeline.display import open_display
 from rowstep.pipeline.report import summary_lines
 from rowstep.pipeline.runs import Run, Status
+from rowstep.pipeline.workspace import Workspace, default_home
 
 EXIT_INTERRUPTED = 75
 _POLL_SECONDS = 0.1
 _LOCK_WAIT_SECONDS = 20.0
 # Set before any import in the worker; a value that the user has set stays.
 _QUIET = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "2",  # errors go to the log file
     "GRPC_VERBOSITY": "ERROR",
     "GIT_PYTHON_REFRESH": "quiet",
     "PYTHONWARNINGS": "ignore::FutureWarning",
@@ -42,11 +44,7 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
 
     0 finished (blessed or not), 1 failed or leaked, 75 stopped by a signal after a checkpoint,
     128 + n when the worker was killed by signal n.
-
-    Raises:
-        WorkspaceInUseError: another run of the pipeline is going on.
     """
-    _refuse_a_second_run(run)
     run.set_status("running", pid=os.getpid())
     offset = run.events.stat().st_size if run.events.exists() else 0
     last: dict[str, Any] = {}
@@ -69,25 +67,28 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
     return _conclude(run, command, code, {**last, "seconds": time.monotonic() - started})
 
 
-def _refuse_a_second_run(run: Run) -> None:
-    """Ask for the lock that the worker will take, before anything of the run is touched.
+def refuse_if_busy(workspace: Workspace) -> None:
+    """Ask for the lock that the worker will take, before any record of a run is touched.
 
     The wait is for the worker of a command that was killed: it may be writing its last checkpoint.
+
+    Raises:
+        WorkspaceInUseError: another run of the pipeline is going on.
     """
-    run.workspace.folder.mkdir(parents=True, exist_ok=True)
+    workspace.folder.mkdir(parents=True, exist_ok=True)
     try:
-        with exclusive_lock(run.workspace.folder / "LOCK", wait_seconds=_LOCK_WAIT_SECONDS):
+        with exclusive_lock(workspace.folder / "LOCK", wait_seconds=_LOCK_WAIT_SECONDS):
             pass
     except LockHeldError as error:
         raise WorkspaceInUseError(
-            f"{run.config.name}: one run at a time may use {run.workspace.folder}. Got a folder "
+            f"{workspace.name}: one run at a time may use {workspace.folder}. Got a folder "
             f"held by {error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'."
         ) from None
 
 
 def _pass_signals_on(worker: subprocess.Popen[bytes]) -> None:
     def stop(number: int, frame: FrameType | None) -> None:
-        worker.send_signal(signal.SIGTERM)
+        worker.send_signal(number)
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
@@ -110,6 +111,14 @@ def _follow(path: Path, offset: int, worker: subprocess.Popen[bytes]) -> Iterato
         time.sleep(_POLL_SECONDS)
 
 
+def _resume_command(run: Run) -> str:
+    words = ["rowstep", "resume", run.name]
+    home = run.workspace.home
+    if home != default_home().resolve():
+        words += ["--home", str(home)]
+    return shlex.join(words)
+
+
 def _conclude(run: Run, command: str, code: int, last: dict[str, Any]) -> int:
     if code == 0 and last.get("kind") == "result":
         lines, is_leak = summary_lines(run, command, last)
@@ -127,7 +136,7 @@ def _conclude(run: Run, command: str, code: int, last: dict[str, Any]) -> int:
     print(f"{run.name} {status}: {words}", file=sys.stderr)
     if last.get("unexpected") or "kind" not in last:
         print(f"full log: {run.log}", file=sys.stderr)
-    print(f"go on with: rowstep resume {run.name}", file=sys.stderr)
+    print(f"go on with: {_resume_command(run)}", file=sys.stderr)
     if status == "interrupted":
         return EXIT_INTERRUPTED
     return 128 - code if code < 0 else 1

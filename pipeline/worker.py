@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import signal
 import sys
 import traceback
@@ -65,13 +66,15 @@ def main() -> int:
 def _materialise(run: Run) -> SourceData:
     emit("node", id="Data", running=True)
     source = materialise(run.config.data, run.workspace.data)
-    missing = sorted({*run.config.features, run.config.label} - set(source.columns))
+    asked = {*run.config.features, run.config.label, *run.config.evaluation.slices}
+    missing = sorted(asked - set(source.columns))
     if missing:
         raise one_problem(
             "",
             "features",
-            f"every feature, and the label, must be a column of the data. Got {', '.join(missing)}."
-            f" Columns: {', '.join(source.columns)}. Correct 'features', or add the column.",
+            "every feature, slice and the label must be a column of the data. "
+            f"Got {', '.join(missing)}. Columns: {', '.join(source.columns)}. "
+            "Correct 'features', or add the column.",
         )
     emit("node", id="Data", running=False, examples=source.num_examples)
     return source
@@ -80,7 +83,10 @@ def _materialise(run: Run) -> SourceData:
 def _die_with_the_command() -> None:
     """Ask Linux for a SIGTERM when the command dies, so that no training goes on unseen."""
     if sys.platform == "linux":
+        command = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != command:  # it died before the request was made
+            sys.exit(EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ def bring_up_to_date() -> None:
         if not is_python_310(PYTHON):
             python = find_python(os.environ, uv)
             say(f"Python 3.10 at {python}")
-            run([uv, "venv", "--clear", "--python", python, VENV], "making .venv")
+            shutil.rmtree(VENV, ignore_errors=True)  # older uv has no --clear
+            run([uv, "venv", "--python", python, VENV], "making .venv")
         install([uv, "pip", "sync", LOCK], f"installing {LOCK.relative_to(ROOT)}")
     # Strict: type checkers do not run the import hook of the default editable mode.
     editable = ["--editable", ROOT, "--config-setting", "editable_mode=strict"]

@@ -75,7 +75,8 @@ def test_an_absent_server_costs_neither_the_training_nor_a_report(
     assert time.monotonic() - began < 5
     assert (report.run_id, report.link) == (None, None)
     assert (report.num_sent, report.num_unsent) == (0, 102)
-    assert f"rowstep sync {tmp_path / 'spool'}" in report.problem
+    assert f"They wait in {tmp_path / 'spool'}" in report.problem
+    assert "rowstep sync" in report.problem
     assert len(problems) <= 1  # none when the time was over before the first attempt failed
 
     # The reports are whole: another store gets every one of them.

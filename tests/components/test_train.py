@@ -14,7 +14,7 @@ import pytest
 
 from rowstep.components.checkpoint import CheckpointStore, SavedState
 from rowstep.components.data import split_files
-from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
+from rowstep.components.job import DivergedError, TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train
 from rowstep.configs import RunConfig, load_config
 from rowstep.optimizers import StateMismatchError
@@ -180,8 +180,9 @@ def test_changed_settings_start_from_scratch_or_warm_as_the_config_says(
     assert cold.started_from == "scratch"
     settings = ("train.seed=9", "train.warm_start=true")
     warm = train(job(*settings, folder="c", base_checkpoint=base))
-    assert warm.started_from == f"warm start from step {first.step}"
-    assert warm.step == first.step + cold.step
+    assert warm.started_from == f"warm start from the weights of step {first.step}"
+    assert warm.step == warm.num_steps_run == cold.step
+    assert warm.metrics["val_rmse"] < cold.metrics["val_rmse"]
 
 
 def test_warm_start_refuses_a_model_of_another_shape_by_name(
@@ -193,6 +194,51 @@ def test_warm_start_refuses_a_model_of_another_shape_by_name(
     )
     with pytest.raises(StateMismatchError, match="user_id_factors"):
         train(other)
+
+
+def test_warm_start_goes_on_learning_under_a_falling_rate(
+    job: Callable[..., TrainJob], tmp_path: Path
+) -> None:
+    cosine = "optimizer.schedule={kind: cosine}"
+    first = train(job(cosine, publish_dir=tmp_path / "artifact"))
+    settings = (cosine, "train.seed=9", "train.warm_start=true")
+    warm = train(job(*settings, folder="b", base_checkpoint=tmp_path / "artifact"))
+    before, after = (dict(_saved(r).arrays("model")) for r in (first, warm))
+    assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_signal_during_the_export_ends_in_an_interruption_and_loses_nothing(
+    job: Callable[..., TrainJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export_and_stop(*arguments: Any) -> None:
+        _interrupt()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rowstep.components.train.export_model", export_and_stop)
+        with pytest.raises(TrainingInterruptedError):
+            train(job())
+    assert train(job()).num_steps_run == 0
+
+
+def test_second_sigterm_while_a_checkpoint_is_written_is_ignored(
+    job: Callable[..., TrainJob],
+) -> None:
+    def twice() -> None:
+        _interrupt()
+        _interrupt()
+
+    _at_step[11] = twice
+    with pytest.raises(TrainingInterruptedError):
+        train(job())
+
+
+def test_diverged_training_stops_with_its_step_and_is_not_saved(
+    job: Callable[..., TrainJob],
+) -> None:
+    with pytest.raises(DivergedError, match=r"the loss must stay a finite number\. Got (nan|inf)"):
+        train(job("optimizer.learning_rate=1e30", "checkpoint.every_steps=30"))
+    [folder] = job().state_dir.iterdir()
+    assert CheckpointStore(folder / "checkpoints").steps() == []
 
 
 def test_failing_callback_ends_the_training_and_keeps_its_checkpoints(

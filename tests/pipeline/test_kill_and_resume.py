@@ -143,7 +143,7 @@ def test_resumed_run_continues_its_mlflow_run_with_one_row_a_step(
     assert Counter(step for step, _ in rows) == Counter(range(10, 171, 10))
 
 
-def test_sigterm_to_the_command_stops_after_a_checkpoint(tiny_home: Any) -> None:
+def test_sigterm_stops_after_a_checkpoint_and_the_same_command_goes_on(tiny_home: Any) -> None:
     command = ["run", str(tiny_home.config_file), *OVERRIDES, "--set", "train.seed=12"]
     started = Started(tiny_home, *command)
     started.wait_for("step", at_least=5)
@@ -151,3 +151,7 @@ def test_sigterm_to_the_command_stops_after_a_checkpoint(tiny_home: Any) -> None
     code, _, errors = started.end()
     assert code == 75, errors
     assert "A checkpoint of that step was written." in errors
+    again = tiny_home.rowstep(*command)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "(going on)" in again.stdout
+    assert "steps from checkpoint at step" in again.stdout

@@ -127,8 +127,20 @@ def test_mlflow_run_shows_config_iterations_and_slots(
     assert "optimizer_config.json" in names
 
 
-def test_running_again_trains_nothing_and_reuses_what_is_cached(tiny_home: Any) -> None:
+def test_running_again_trains_nothing_and_reuses_what_is_cached(
+    tiny_home: Any, training: dict[str, Any]
+) -> None:
+    import mlflow
+
     again = tiny_home.rowstep("run", str(tiny_home.config_file))
     assert again.returncode == 0, again.stdout + again.stderr
     assert "0 steps from finished checkpoint" in again.stdout
     assert len(tiny_home.outputs("Transform", "transformed_examples")) == 1
+    assert "/serving/" in again.stdout  # blessed against itself, and pushed
+
+    run_id = training["mlflow_run_id"]
+    assert f"run {run_id}" in again.stdout
+    client = mlflow.MlflowClient(f"sqlite:///{tiny_home.home / 'mlflow.db'}")
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["tfx.model_uri"] == str(tiny_home.outputs("RecTrainer", "model")[-1])
