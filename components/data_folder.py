@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rowstep.components.checkpoint_files import flush_folder
 from rowstep.components.data_errors import DataError
 from rowstep.components.locks import LockHeldError, exclusive_lock
-from rowstep.components.part_files import sha256_of, sync_folder
+from rowstep.components.part_files import sha256_of
 
 __all__ = ["MANIFEST", "install", "read_manifest", "staging"]
 
@@ -71,7 +72,7 @@ def install(staged: Path, final: Path, body: Mapping[str, Any]) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(staged)
+    flush_folder(staged)
     try:
         with exclusive_lock(final.parent / ".lock", _LOCK_SECONDS):
             _replace(staged, final)
@@ -94,7 +95,7 @@ def _replace(staged: Path, final: Path) -> None:
         else:
             return
     staged.rename(final)
-    sync_folder(final.parent)
+    flush_folder(final.parent)
 
 
 def read_manifest(folder: Path, checksums: bool = False) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ROWS_PER_PART", "SPLITS", "Rows", "sha256_of", "sync_folder", "write_parts"]
+from rowstep.components.checkpoint_files import flush_folder
+
+__all__ = ["ROWS_PER_PART", "SPLITS", "Rows", "sha256_of", "write_parts"]
 
 ROWS_PER_PART = 1_000_000
 SPLITS = ("train", "eval")
@@ -84,7 +86,7 @@ class _Split:
         if self._part is not None:
             part, self._part = self._part, None
             self.entries.append(part.close())
-            sync_folder(self._folder / self._split)
+            flush_folder(self._folder / self._split)
 
     def _room(self) -> int:
         return self._rows_per_part - (0 if self._part is None else self._part.num_rows)
@@ -123,12 +125,3 @@ def sha256_of(path: Path) -> str:
         while piece := file.read(_READ_BYTES):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
