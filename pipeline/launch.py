@@ -130,7 +130,7 @@ def _conclude(run: Run, command: str, code: int, last: dict[str, Any]) -> int:
     if last.get("kind") == "interrupted":
         status = "interrupted"
     elif code < 0:
-        status = "interrupted" if -code == signal.SIGTERM else "killed"
+        status = "interrupted" if -code in (signal.SIGTERM, signal.SIGINT) else "killed"
         words = f"the worker was ended by signal {-code} ({signal.Signals(-code).name})."
     run.set_status(status, text=words)
     print(f"{run.name} {status}: {words}", file=sys.stderr)
