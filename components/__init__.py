@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from rowstep.components.checkpoint import CheckpointError, CheckpointStore
     from rowstep.components.component import RecTrainer
     from rowstep.components.data_errors import DataError
-    from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
+    from rowstep.components.job import (
+        DivergedError,
+        TrainingInterruptedError,
+        TrainJob,
+        TrainResult,
+    )
     from rowstep.components.tracking import TrackingError
 
 _HOMES = {
@@ -29,6 +34,7 @@ _HOMES = {
     "CheckpointError": "checkpoint",
     "CheckpointStore": "checkpoint",
     "DataError": "data_errors",
+    "DivergedError": "job",
     "RecTrainer": "component",
     "TrackingError": "tracking",
     "TrainJob": "job",
@@ -40,6 +46,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointStore",
     "DataError",
+    "DivergedError",
     "RecTrainer",
     "TrackingError",
     "TrainJob",

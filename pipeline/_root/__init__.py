@@ -22,8 +22,13 @@ class RowstepError(Exception):
         +-- ConfigError (ValueError)             a config file or an override does not fit
         +-- DataError (ValueError)               an input file is missing, doctored or malformed
         +-- StateMismatchError (ValueError)      optimizer or model state does not fit its variables
+        +-- OptimizerArgumentError (ValueError)  an optimizer's argument or input does not fit
+        +-- UnknownRunError (ValueError)         there is no such run to go on with
         +-- CheckpointError (RuntimeError)       a checkpoint cannot be written, read or trusted
-        +-- TrackingError (RuntimeError)         MLflow was required and cannot be reached
+        +-- TrackingError (RuntimeError)         a tracking URI or journal cannot be used
+        +-- DivergedError (RuntimeError)         the loss stopped being a finite number
+        +-- TrainingInterruptedError (RuntimeError)  a signal came; a checkpoint was written
+        +-- WorkspaceInUseError (RuntimeError)   another run of the same pipeline is going on
 
     Every message has one form:
     `<where>: <what must hold>. Got <value>. <allowed or nearest>. <what to do>.`
