@@ -39,7 +39,6 @@ class TrainJob:
     tracking_uri: str | None = None
     tracking_artifacts: Path | None = None
     """Where MLflow keeps the artifacts of an experiment created in an SQLite store."""
-    run_name: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     """Lineage (pipeline, execution, artifacts) for the MLflow run and the checkpoint."""
 

@@ -34,7 +34,7 @@ class RunLog:
         self._tracker = open_tracker(
             job.tracking_uri,
             tracking.experiment or job.config.name,
-            job.run_name or job.config.name,
+            job.config.name,
             key,
             folder / "tracking",
             enabled=tracking.enabled,

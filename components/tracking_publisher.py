@@ -220,5 +220,5 @@ class Publisher(threading.Thread):
         self._said.add(topic)
         try:
             self._on_problem(text)
-        except Exception:
-            _logger.exception("%s", text)  # whoever listens may fail; sending must go on
+        except Exception:  # safe: whoever listens may fail in any way, and sending must go on
+            _logger.exception("%s", text)

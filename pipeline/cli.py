@@ -15,7 +15,7 @@ import click
 import rowstep
 from rowstep import RowstepError
 from rowstep.configs import RunConfig, export_schema, load_config
-from rowstep.pipeline.launch import launch, refuse_if_busy
+from rowstep.pipeline.launch import launch
 from rowstep.pipeline.runs import Run, all_runs, find_run, unfinished_twin
 from rowstep.pipeline.workspace import Workspace, default_home
 
@@ -32,6 +32,7 @@ _home = click.option(
     "--home",
     type=click.Path(path_type=Path),
     default=None,
+    callback=lambda context, option, home: (home or default_home()).expanduser().resolve(),
     help="Workspace to look in; $ROWSTEP_HOME or ~/.rowstep when left out.",
 )
 
@@ -67,7 +68,7 @@ def run(file: str, overrides: tuple[str, ...]) -> None:
     that did not finish goes on from its last checkpoint.
     """
     config = _load(file, overrides)
-    refuse_if_busy(Workspace.of(config))
+    _refuse_if_busy(Workspace.of(config))
     unfinished = unfinished_twin(config)
     command = shlex.join(["rowstep", "run", file, *(w for o in overrides for w in ("--set", o))])
     sys.exit(launch(unfinished or Run.create(config), command, resumed=unfinished is not None))
@@ -77,41 +78,40 @@ def run(file: str, overrides: tuple[str, ...]) -> None:
 @click.argument("run", required=False)
 @_home
 @_reports_errors
-def resume(run: str | None, home: Path | None) -> None:
+def resume(run: str | None, home: Path) -> None:
     """Go on with RUN, or with the newest run that did not finish."""
-    found = find_run((home or default_home()).expanduser().resolve(), run)
+    found = find_run(home, run)
     if found.status["status"] == "finished":
         click.echo(f"{found.name}: this run is finished. Nothing is left to do.")
         return
-    refuse_if_busy(found.workspace)
+    _refuse_if_busy(found.workspace)
     sys.exit(launch(found, f"rowstep resume {found.name}", resumed=True))
 
 
 @main.command()
 @_home
 @_reports_errors
-def runs(home: Path | None) -> None:
+def runs(home: Path) -> None:
     """List the runs of a workspace, oldest first."""
-    for found in all_runs((home or default_home()).expanduser().resolve()):
+    for found in all_runs(home):
         click.echo(f"{found.name}  {found.status['status']}")
 
 
 @main.command()
 @_home
 @_reports_errors
-def sync(home: Path | None) -> None:
+def sync(home: Path) -> None:
     """Send to MLflow what it did not receive while runs were going on."""
     from rowstep.components.tracking import TrackingError
     from rowstep.components.tracking import sync as send
 
-    folders = sorted((home or default_home()).expanduser().glob("*/state/*/tracking"))
+    folders = sorted(home.glob("*/state/*/tracking"))
     unsent = 0
     for folder in folders:
         try:
             report = send(folder)
-        except (
-            TrackingError
-        ) as error:  # still running, or not ours: the others are sent all the same
+        except TrackingError as error:
+            # Still running, or not ours: the others are sent all the same.
             click.echo(str(error), err=True)
             unsent += 1
             continue
@@ -138,6 +138,12 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON schema of config files, for editors."""
     click.echo(export_schema())
+
+
+def _refuse_if_busy(workspace: Workspace) -> None:
+    """Ask for the lock that the worker will take, before any record of a run is touched."""
+    with workspace.occupied():
+        pass
 
 
 def _load(file: str, overrides: tuple[str, ...]) -> RunConfig:

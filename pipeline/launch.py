@@ -14,17 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from rowstep import RowstepError
-from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.progress import EVENTS_VARIABLE
 from rowstep.pipeline.display import open_display
 from rowstep.pipeline.report import summary_lines
 from rowstep.pipeline.runs import Run, Status
-from rowstep.pipeline.workspace import Workspace, default_home
+from rowstep.pipeline.workspace import default_home
 
 EXIT_INTERRUPTED = 75
 _POLL_SECONDS = 0.1
-_LOCK_WAIT_SECONDS = 20.0
 # Set before any import in the worker; a value that the user has set stays.
 _QUIET = {
     "TF_CPP_MIN_LOG_LEVEL": "2",  # errors go to the log file
@@ -33,10 +30,6 @@ _QUIET = {
     "PYTHONWARNINGS": "ignore::FutureWarning",
     "PYTHONUNBUFFERED": "1",
 }
-
-
-class WorkspaceInUseError(RowstepError, RuntimeError):
-    """Say that another run of the same pipeline is going on."""
 
 
 def launch(run: Run, command: str, *, resumed: bool) -> int:
@@ -65,25 +58,6 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
                 last = event
         code = worker.wait()
     return _conclude(run, command, code, {**last, "seconds": time.monotonic() - started})
-
-
-def refuse_if_busy(workspace: Workspace) -> None:
-    """Ask for the lock that the worker will take, before any record of a run is touched.
-
-    The wait is for the worker of a command that was killed: it may be writing its last checkpoint.
-
-    Raises:
-        WorkspaceInUseError: another run of the pipeline is going on.
-    """
-    workspace.folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with exclusive_lock(workspace.folder / "LOCK", wait_seconds=_LOCK_WAIT_SECONDS):
-            pass
-    except LockHeldError as error:
-        raise WorkspaceInUseError(
-            f"{workspace.name}: one run at a time may use {workspace.folder}. Got a folder "
-            f"held by {error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'."
-        ) from None
 
 
 def _pass_signals_on(worker: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from rowstep import RowstepError
 from rowstep.components.job import TrainingInterruptedError
-from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.progress import emit
 from rowstep.components.sources import SourceData, materialise
 from rowstep.configs.errors import one_problem
@@ -33,8 +32,8 @@ def main() -> int:
     _die_with_the_command()
     run = Run.open(Path(sys.argv[1]))
     try:
-        # The command asked for this lock a moment ago; whoever took it since is to finish first.
-        with exclusive_lock(run.workspace.folder / "LOCK", wait_seconds=20):
+        # Free a moment ago, when the command asked; whoever came since is to finish first.
+        with run.workspace.occupied():
             warnings.simplefilter("ignore", FutureWarning)
             logging.getLogger("apache_beam").setLevel(logging.ERROR)
             # Bad data is found in a second, so it is looked at before TensorFlow is loaded.
@@ -45,12 +44,6 @@ def main() -> int:
             emit("node", id="TensorFlow and TFX", running=False)
             emit("result", **run_locally(run.config, run.workspace, source))
             return 0
-    except LockHeldError as error:
-        emit(
-            "error",
-            text=f"{run.config.name}: one run at a time may use the workspace. Got one held by "
-            f"{error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'.",
-        )
     except TrainingInterruptedError as error:
         emit("interrupted", text=str(error))
         return EXIT_INTERRUPTED

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rowstep import RowstepError
+from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.configs import RunConfig
+
+_LOCK_WAIT_SECONDS = 20.0
+
+
+class WorkspaceInUseError(RowstepError, RuntimeError):
+    """Say that another run of the same pipeline is going on."""
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """Name every file and folder of one pipeline; nothing is created here.
+    """Name every file and folder of one pipeline, and keep two runs of it apart.
 
     <home>/mlflow.db, mlflow-artifacts/     one MLflow store, so that pipelines compare
     <home>/<name>/data/                      materialised splits
@@ -31,6 +41,26 @@ class Workspace:
         """Find the workspace of a config: its `workspace`, `$ROWSTEP_HOME` or `~/.rowstep`."""
         home = Path(config.workspace).expanduser() if config.workspace else default_home()
         return cls(home.resolve(), config.name, config.tracking.uri)
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Be the only run of this pipeline while the `with` block runs.
+
+        The wait is for the worker of a command that was killed: it may be writing its last
+        checkpoint.
+
+        Raises:
+            WorkspaceInUseError: another run of the pipeline is going on; it is named.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with exclusive_lock(self.folder / "LOCK", wait_seconds=_LOCK_WAIT_SECONDS):
+                yield
+        except LockHeldError as error:
+            raise WorkspaceInUseError(
+                f"{self.name}: one run at a time may use {self.folder}. Got a folder held by "
+                f"{error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'."
+            ) from None
 
     @property
     def folder(self) -> Path:

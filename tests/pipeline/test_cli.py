@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from rowstep.components.locks import exclusive_lock
 from rowstep.configs import export_schema
-from rowstep.pipeline import launch
+from rowstep.pipeline import workspace
 from rowstep.pipeline.cli import main
 
 GOOD = Path(__file__).parents[1] / "support" / "tiny.yaml"
@@ -113,7 +113,7 @@ def test_bad_data_reaches_the_screen_before_anything_is_trained(
 def test_second_run_in_a_busy_workspace_is_refused_and_names_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(workspace, "_LOCK_WAIT_SECONDS", 0.0)
     folder = tmp_path / "tiny"
     folder.mkdir()
     with exclusive_lock(folder / "LOCK"):
