@@ -17,11 +17,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from rowstep.optimizers import arguments, gradients, state
+from rowstep.optimizers import arguments, gradients
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.gradients import Gradient, compute_dtype
 from rowstep.optimizers.sparse_rows import RowGradient
-from rowstep.optimizers.surface import OptimizerSurface, native_variable
+from rowstep.optimizers.surface import OptimizerSurface
+from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["RowOptimizer"]
 
@@ -72,7 +73,7 @@ class RowOptimizer(OptimizerSurface):
                 for slot in self.slot_names:
                     slots[slot].append(self._new_slot(variable, slot))
         self._slots = slots
-        self._keys = tuple(state.variables_by_path(variables))
+        self._keys = tuple(variables_by_path(variables))
         super().build(variables)
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
@@ -234,7 +235,7 @@ class RowOptimizer(OptimizerSurface):
         return variables
 
     def _new_slot(self, variable: Any, slot: str) -> keras.Variable:
-        path = next(iter(state.variables_by_path([variable])))
+        path = next(iter(variables_by_path([variable])))
         return self.add_variable(
             shape=tuple(variable.shape),
             initializer="zeros",
@@ -243,7 +244,7 @@ class RowOptimizer(OptimizerSurface):
         )
 
     def _refuse_unusual(self, variables: Sequence[Any]) -> None:
-        for path, variable in state.variables_by_path(variables).items():
+        for path, variable in variables_by_path(variables).items():
             if not native_variable(variable).dtype.is_floating:
                 raise OptimizerArgumentError(
                     f"{self.name}: variables must be of a floating dtype. "
@@ -277,7 +278,7 @@ class RowOptimizer(OptimizerSurface):
 def _present(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     missing = [variable for gradient, variable in pairs if gradient is None]
     if missing:
-        names = ", ".join(state.variables_by_path(missing))
+        names = ", ".join(variables_by_path(missing))
         if len(missing) == len(pairs):
             raise OptimizerArgumentError(
                 f"apply: at least one variable must have a gradient. Got None for {names}. "

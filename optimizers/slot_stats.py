@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from rowstep.optimizers import state, update_rules
+from rowstep.optimizers.variables import variables_by_path
 
 __all__ = ["collect", "slot_stats"]
 
@@ -142,7 +143,7 @@ def _slots_by_name(
 def _paths_by_stem(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
     # Keras names a slot of "a/b" as "a_b_momentum": the path is looked up among the variables that
     # the optimizer trains, so that its metrics have the names that LazyAdam's have.
-    paths = state.variables_by_path(getattr(optimizer, "_trainable_variables", ()))
+    paths = variables_by_path(getattr(optimizer, "_trainable_variables", ()))
     return {path.replace("/", "_"): path for path in paths}
 
 

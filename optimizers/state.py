@@ -18,26 +18,30 @@ slots in the order of `optimizer.variables`, without learning_rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 
 from rowstep.optimizers.errors import StateMismatchError
+from rowstep.optimizers.variables import native_variable, unique_keys, variables_by_path
 
 __all__ = [
     "Array",
+    "assign_arrays",
+    "assign_list",
     "get_weights",
+    "iter_arrays",
     "iter_named_state",
     "iter_named_variables",
+    "listing",
     "load_named_state",
     "load_named_variables",
     "named_state",
     "named_variables",
     "set_weights",
     "state_variables",
-    "variables_by_path",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -63,17 +67,7 @@ def state_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Va
             names.append("learning_rate")
         else:
             names.append(variable.path.removeprefix(f"{optimizer.name}/"))
-    return _unique_keys(names, optimizer.variables)
-
-
-def variables_by_path(variables: Iterable[keras.Variable]) -> dict[str, keras.Variable]:
-    """Return variables by path; the second one of the same path becomes `<path>#2`, and so on.
-
-    Paths repeat where two layers of one model have the same name. The number follows the order of
-    the variables, which is the same whenever the same code builds the model.
-    """
-    variables = list(variables)
-    return _unique_keys([_path(variable) for variable in variables], variables)
+    return unique_keys(names, optimizer.variables)
 
 
 def named_state(optimizer: keras.optimizers.Optimizer) -> dict[str, Array]:
@@ -95,7 +89,7 @@ def iter_named_state(optimizer: keras.optimizers.Optimizer) -> Iterator[tuple[st
     Raises:
         StateMismatchError: the optimizer is not built.
     """
-    return _iter_arrays(state_variables(optimizer))
+    return iter_arrays(state_variables(optimizer))
 
 
 def load_named_state(optimizer: keras.optimizers.Optimizer, state: Mapping[str, Any]) -> None:
@@ -109,7 +103,7 @@ def load_named_state(optimizer: keras.optimizers.Optimizer, state: Mapping[str, 
         StateMismatchError: the optimizer is not built, or keys, shapes or dtypes do not fit. All
             misfits are named at once, and nothing has been assigned.
     """
-    _load(f"{optimizer.name}.load_named_state", state_variables(optimizer), state)
+    assign_arrays(f"{optimizer.name}.load_named_state", state_variables(optimizer), state)
 
 
 def get_weights(optimizer: keras.optimizers.Optimizer) -> list[Array]:
@@ -120,7 +114,7 @@ def get_weights(optimizer: keras.optimizers.Optimizer) -> list[Array]:
     Raises:
         StateMismatchError: the optimizer is not built.
     """
-    return [np.array(array) for _, array in _iter_arrays(_ordered_state(optimizer))]
+    return [np.array(array) for _, array in iter_arrays(_ordered_state(optimizer))]
 
 
 def set_weights(optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> None:
@@ -133,16 +127,24 @@ def set_weights(optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -
         StateMismatchError: the optimizer is not built, or the number of arrays, a shape or a dtype
             does not fit. Nothing has been assigned.
     """
-    where = f"{optimizer.name}.set_weights"
-    variables = _ordered_state(optimizer)
+    assign_list(f"{optimizer.name}.set_weights", _ordered_state(optimizer), weights)
+
+
+def assign_list(
+    where: str,
+    variables: Mapping[str, Any],
+    weights: Sequence[Any],
+    assign: Callable[[Any, Array], object] | None = None,
+) -> None:
+    """Assign a list to variables in their order, all of it or none. See `assign_arrays`."""
     weights = list(weights)
     if len(weights) != len(variables):
         raise StateMismatchError(
-            f"{where}: the list must have one array for each of {_listing(list(variables))}. "
+            f"{where}: the list must have one array for each of {listing(list(variables))}. "
             f"Got {len(weights)} arrays where {len(variables)} are needed. "
             "Pass what get_weights of the same optimizer on the same model returned."
         )
-    _load(where, variables, dict(zip(variables, weights, strict=True)))
+    assign_arrays(where, variables, dict(zip(variables, weights, strict=True)), assign)
 
 
 def named_variables(variables: Iterable[keras.Variable]) -> dict[str, Array]:
@@ -155,7 +157,7 @@ def iter_named_variables(variables: Iterable[keras.Variable]) -> Iterator[tuple[
 
     Use each array before the next training step, or copy it.
     """
-    return _iter_arrays(variables_by_path(variables))
+    return iter_arrays(variables_by_path(variables))
 
 
 def load_named_variables(variables: Iterable[keras.Variable], state: Mapping[str, Any]) -> None:
@@ -164,7 +166,7 @@ def load_named_variables(variables: Iterable[keras.Variable], state: Mapping[str
     Raises:
         StateMismatchError: keys, shapes or dtypes do not fit. Nothing has been assigned.
     """
-    _load("load_named_variables", variables_by_path(variables), state)
+    assign_arrays("load_named_variables", variables_by_path(variables), state)
 
 
 def _ordered_state(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Variable]:
@@ -173,13 +175,14 @@ def _ordered_state(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Var
     return variables
 
 
-def _iter_arrays(variables: Mapping[str, keras.Variable]) -> Iterator[tuple[str, Array]]:
+def iter_arrays(variables: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
+    """Yield variables of any Keras by key as read-only arrays, without copying on a CPU."""
     for key, variable in variables.items():
         yield key, _read_only_array(variable)
 
 
-def _read_only_array(variable: keras.Variable) -> Array:
-    native = getattr(variable, "value", variable)
+def _read_only_array(variable: Any) -> Array:
+    native = native_variable(variable)
     try:
         # An ordinary read copies the variable once rows have been scattered into it.
         array = np.asarray(memoryview(native.read_value_no_copy()))
@@ -192,7 +195,23 @@ def _read_only_array(variable: keras.Variable) -> Array:
     return array
 
 
-def _load(where: str, variables: Mapping[str, keras.Variable], state: Mapping[str, Any]) -> None:
+def assign_arrays(
+    where: str,
+    variables: Mapping[str, Any],
+    state: Mapping[str, Any],
+    assign: Callable[[Any, Array], object] | None = None,
+) -> None:
+    """Assign arrays to variables by key, all of them or none.
+
+    Args:
+        where: What an error names first.
+        variables: Variables of any Keras, or tf.Variables, by key.
+        state: Exactly the keys, shapes and dtypes of the variables.
+        assign: How to assign an array to a variable; `variable.assign(array)` when left out.
+
+    Raises:
+        StateMismatchError: keys, shapes or dtypes do not fit. Nothing has been assigned.
+    """
     arrays = {key: np.asarray(value) for key, value in state.items()}
     faults = _key_faults(variables, arrays)
     for key, variable in variables.items():
@@ -201,21 +220,24 @@ def _load(where: str, variables: Mapping[str, keras.Variable], state: Mapping[st
     if faults:
         raise StateMismatchError(
             f"{where}: the state must fit the variables by name, shape and dtype. "
-            f"Got {_listing(faults, separator='; ')}. Nothing was assigned. "
+            f"Got {listing(faults, separator='; ')}. Nothing was assigned. "
             "Load the state into the model and optimizer that it was saved from."
         )
     for key, variable in variables.items():
-        variable.assign(arrays[key])
+        if assign is None:
+            variable.assign(arrays[key])
+        else:
+            assign(variable, arrays[key])
 
 
 def _key_faults(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[str]:
     missing = [key for key in variables if key not in arrays]
     unexpected = [key for key in arrays if key not in variables]
-    faults = [f"no {_listing(missing)}"] if missing else []
-    return faults + ([f"unexpected {_listing(unexpected)}"] if unexpected else [])
+    faults = [f"no {listing(missing)}"] if missing else []
+    return faults + ([f"unexpected {listing(unexpected)}"] if unexpected else [])
 
 
-def _array_faults(key: str, variable: keras.Variable, array: Array) -> list[str]:
+def _array_faults(key: str, variable: Any, array: Array) -> list[str]:
     shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
     if tuple(array.shape) != shape:
         return [f"{key} of shape {tuple(array.shape)} instead of {shape}"]
@@ -234,21 +256,8 @@ def _require_built(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
-def _unique_keys(names: list[str], variables: Sequence[Any]) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    result = {}
-    for name, variable in zip(names, variables, strict=True):
-        counts[name] = counts.get(name, 0) + 1
-        result[name if counts[name] == 1 else f"{name}#{counts[name]}"] = variable
-    return result
-
-
-def _path(variable: Any) -> str:
-    # A bare tf.Variable has a name that ends in ":0" and no path.
-    return str(getattr(variable, "path", None) or variable.name.removesuffix(":0"))
-
-
-def _listing(items: Sequence[str], separator: str = ", ") -> str:
+def listing(items: Sequence[str], separator: str = ", ") -> str:
+    """Return items joined for an error message, the first few of many."""
     shown = separator.join(items[:_MOST_NAMED])
     left = len(items) - _MOST_NAMED
     return f"{shown}{separator}and {left} more" if left > 0 else shown

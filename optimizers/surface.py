@@ -11,15 +11,11 @@ import tensorflow as tf
 from rowstep.optimizers import state
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.state import Array
+from rowstep.optimizers.variables import native_variable, variables_by_path
 
-__all__ = ["OptimizerSurface", "native_variable"]
+__all__ = ["OptimizerSurface"]
 
 _SLOT_ALIASES = {"m": "momentum", "v": "velocity"}
-
-
-def native_variable(variable: Any) -> tf.Variable:
-    """Return the tf.Variable behind a Keras variable, or the argument if it is one already."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 class OptimizerSurface(keras.optimizers.Optimizer):
@@ -115,7 +111,7 @@ class OptimizerSurface(keras.optimizers.Optimizer):
         known = self._trainable_variables_indices
         unknown = [v for v in variables if self._var_key(v) not in known]
         if unknown:
-            names = ", ".join(state.variables_by_path(unknown))
+            names = ", ".join(variables_by_path(unknown))
             raise OptimizerArgumentError(
                 f"{self.name}: every variable must be one that the optimizer was built on. "
                 f"Got {names}. It knows {', '.join(self._keys) or 'none yet'}. "
