@@ -19,9 +19,6 @@ def build_optimizer(config: AnyOptimizer, num_steps: int) -> keras.optimizers.Op
         num_steps: length of the whole training; a cosine schedule without `decay_steps` ends there.
     """
     arguments = config.model_dump(exclude={"kind", "learning_rate", "schedule"})
-    for name in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
-        if arguments.get(name) is not None:
-            arguments[name] = list(arguments[name])
     kinds = PEERS if isinstance(config, AdamConfig) else OPTIMIZERS
     return kinds[config.kind](learning_rate=_learning_rate(config, num_steps), **arguments)
 

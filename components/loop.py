@@ -14,10 +14,11 @@ from rowstep.components.checkpoint import CheckpointStore
 from rowstep.components.data import ExampleSet
 from rowstep.components.export import clip_scores
 from rowstep.components.interrupts import Interrupts
-from rowstep.components.job import TrainingInterruptedError
+from rowstep.components.job import DivergedError, TrainingInterruptedError
 from rowstep.components.run_log import RunLog
 from rowstep.components.training_state import TrainingState
 from rowstep.configs import RunConfig
+from rowstep.optimizers.gradients import NOT_FINITE
 
 
 @dataclass
@@ -71,7 +72,7 @@ class TrainingLoop:
         )
         for features, labels in batches:
             hooks.on_train_batch_begin(state.batch)
-            loss = step(features, labels)
+            loss = self._run(step, features, labels)
             state.step += 1
             state.batch += 1
             state.window_steps += 1
@@ -82,6 +83,18 @@ class TrainingLoop:
                 self._save()
             if state.model.stop_training:
                 break
+
+    def _run(self, step: Any, features: Any, labels: Any) -> Any:
+        try:
+            return step(features, labels)
+        except tf.errors.InvalidArgumentError as error:
+            if NOT_FINITE not in str(error):
+                raise
+            raise DivergedError(
+                f"train: gradients must stay finite numbers. Got NaN or infinity after step "
+                f"{self.state.step}. Weights and state are those of that step. "
+                "Lower optimizer.learning_rate, or clip gradients with optimizer.clipnorm."
+            ) from error
 
     def stop_if_asked(self) -> None:
         """Commit a checkpoint and end, if a SIGTERM or SIGINT has arrived.

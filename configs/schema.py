@@ -264,6 +264,37 @@ class LazyAdamConfig(OptimizerBase):
 
     kind: Literal["lazy_adam"]
     epsilon: Rate = 1e-7
+    weight_decay: NonNegative | None = None
+    """Share of the weights that an update takes away, times the learning rate; rows not in the
+    batch do not decay."""
+    bias_correction: Literal["steps", "visits"] = "steps"
+    """What the bias correction counts: steps of the optimizer, or visits of each row."""
+    idle_decay: bool = False
+    """Whether a row that comes back first decays for the steps in which it was absent."""
+    row_velocity: bool = False
+    """Whether tables have one second moment a row, which saves nearly a third of the memory."""
+
+
+class RateGroup(Strict):
+    """A learning rate for the variables whose path one of the patterns is found in."""
+
+    patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    """Regular expressions of variable paths."""
+    lr: Rate
+
+
+class AdamMultilrConfig(OptimizerBase):
+    """rowstep's AdamMultilr: Adam with a learning rate for each group of variables."""
+
+    kind: Literal["adam_multilr"]
+    epsilon: Rate = 1e-7
+    amsgrad: bool = False
+    weight_decay: NonNegative | None = None
+    """Share of the weights that an update takes away, times the learning rate."""
+    pattern_lrs: tuple[RateGroup, ...] = ()
+    """The first group that matches counts; variables in no group take `learning_rate`."""
+    lazy: bool = False
+    """Whether only the rows that a batch touched move."""
 
 
 class LambConfig(OptimizerBase):
@@ -276,6 +307,14 @@ class LambConfig(OptimizerBase):
     """Regular expressions of variable paths."""
     exclude_from_layer_adaptation: tuple[Pattern, ...] | None = None
     """Regular expressions of variable paths; falls back to `exclude_from_weight_decay`."""
+    trust_ratio_clip: Annotated[tuple[NonNegative, NonNegative], AfterValidator(_rising)] | None = (
+        None
+    )
+    """Lowest and highest trust ratio."""
+    row_trust_ratio: bool = False
+    """Whether each row of a table has a trust ratio of its own: then only touched rows move."""
+    row_velocity: bool = False
+    """Whether tables have one second moment a row."""
 
 
 class AdamConfig(OptimizerBase):
@@ -285,7 +324,9 @@ class AdamConfig(OptimizerBase):
     epsilon: Rate = 1e-7
 
 
-AnyOptimizer = Annotated[LazyAdamConfig | LambConfig | AdamConfig, Field(discriminator="kind")]
+AnyOptimizer = Annotated[
+    LazyAdamConfig | LambConfig | AdamMultilrConfig | AdamConfig, Field(discriminator="kind")
+]
 
 
 # --- the run --------------------------------------------------------------------------------

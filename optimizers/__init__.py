@@ -1,6 +1,6 @@
 """Optimizers that touch only the rows a batch touches, their state, and a layer to look rows up.
 
-    LazyAdam, LAMB            Keras 3 optimizers
+    LazyAdam, LAMB, AdamMultilr    Keras 3 optimizers
     Embedding                 a Keras 3 layer that gathers rows without reading the table
     OPTIMIZERS                the optimizers by the name that configs use
     slot_stats, collect       statistics of optimizer state, as tensors or as numbers
@@ -20,22 +20,30 @@ if __name__ == "optimizers":
         "full name."
     )
 
+from rowstep.optimizers.adam_multilr import AdamMultilr
 from rowstep.optimizers.embedding import Embedding
 from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
 from rowstep.optimizers.lamb import LAMB
 from rowstep.optimizers.lazy_adam import LazyAdam
+from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.slot_stats import collect, slot_stats
 
 __all__ = [
     "LAMB",
     "OPTIMIZERS",
+    "AdamMultilr",
     "Embedding",
     "LazyAdam",
     "OptimizerArgumentError",
     "StateMismatchError",
+    "StepOptions",
     "collect",
     "slot_stats",
 ]
 
-OPTIMIZERS: dict[str, type[LAMB] | type[LazyAdam]] = {"lamb": LAMB, "lazy_adam": LazyAdam}
+OPTIMIZERS: dict[str, type[LAMB] | type[AdamMultilr] | type[LazyAdam]] = {
+    "adam_multilr": AdamMultilr,
+    "lamb": LAMB,
+    "lazy_adam": LazyAdam,
+}
 """The optimizers by the name that configs use."""

@@ -4,72 +4,75 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from rowstep.optimizers.errors import OptimizerArgumentError
 
-__all__ = ["beta", "clips", "learning_rate", "non_negative", "patterns", "positive", "refuse"]
-
-# What Keras offers and these optimizers do not: the value that means "off", and what to do instead.
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "amsgrad": (
-        (None, False),
-        "A running maximum of the second moment has no lazy form. Leave it out",
-    ),
-    "weight_decay": (
-        (None,),
-        "Keras would decay the whole table at every step. Use Embedding(row_l2=...) to decay the "
-        "rows of the batch, or LAMB(weight_decay_rate=...)",
-    ),
-    "use_ema": (
-        (None, False),
-        "Keras would average the whole table at every step. Average the saved weights instead",
-    ),
-    "ema_momentum": ((None, 0.99), "It needs use_ema. Leave it out"),
-    "ema_overwrite_frequency": ((None,), "It needs use_ema. Leave it out"),
-    "gradient_accumulation_steps": (
-        (None,),
-        "Keras would keep a dense sum of the table's size. Use a larger batch",
-    ),
-    "loss_scale_factor": (
-        (None,),
-        "State is float32 here, also for float16 variables. Leave it out, or scale loss and "
-        "gradients in the training step",
-    ),
-}
+__all__ = [
+    "LiveRate",
+    "beta",
+    "boolean",
+    "count",
+    "hyper",
+    "learning_rate",
+    "non_negative",
+    "patterns",
+    "positive",
+    "share",
+]
 
 
-def refuse(where: str, arguments: Mapping[str, Any]) -> None:
-    """Raise OptimizerArgumentError for arguments that are unknown or would touch whole tables.
+class LiveRate:
+    """Read a learning rate from a tf.Variable that belongs to someone else, at every step."""
 
-    Values that mean "off" pass, so that configs written by Keras load.
+    def __init__(self, source: tf.Variable) -> None:
+        self.source = source
+
+    def __call__(self) -> tf.Tensor:
+        """Return what the variable holds now."""
+        return tf.convert_to_tensor(self.source)
+
+
+def learning_rate(where: str, value: Any, schedule_type: type) -> Any:
+    """Return a learning rate as Keras takes it: a float, a schedule or a callable.
+
+    Integers, NumPy numbers and scalar tensors become floats; a tf.Variable is read at every step.
     """
-    for name, value in arguments.items():
-        if name not in _REFUSED:
-            raise OptimizerArgumentError(
-                f"{where}: {name} is not an argument. Got {name}={value!r}. "
-                "Remove it or correct its spelling."
-            )
-        off, advice = _REFUSED[name]
-        if value not in off:
-            raise OptimizerArgumentError(
-                f"{where}: {name} is not supported. Got {value!r}. "
-                f"Allowed is {off[-1]!r}. {advice}."
-            )
-
-
-def learning_rate(where: str, value: Any) -> Any:
-    """Return a learning rate that Keras accepts: a float, a schedule or a callable.
-
-    Integers, NumPy numbers and scalar tensors become floats.
-    """
-    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule) or callable(value):
+    if isinstance(value, tf.Variable):
+        return LiveRate(value)
+    if tf.is_tensor(value) and not hasattr(value, "numpy"):
+        raise OptimizerArgumentError(
+            f"{where}: learning_rate must have a value outside of a graph. Got {value!r}. "
+            "Pass a tf.Variable, a schedule, or a callable without arguments."
+        )
+    if isinstance(value, schedule_type):
         return value
-    return non_negative(where, "learning_rate", value)
+    if any(kind.__name__ == "LearningRateSchedule" for kind in type(value).__mro__):
+        raise OptimizerArgumentError(
+            f"{where}: a schedule must be of the same Keras as the optimizer. "
+            f"Got {type(value).__module__}.{type(value).__qualname__}. "
+            f"Use {schedule_type.__module__.split('.')[0]}.optimizers.schedules."
+        )
+    return value if callable(value) else non_negative(where, "learning_rate", value)
+
+
+def hyper(where: str, name: str, value: Any) -> Any:
+    """Return beta_1, beta_2 or epsilon: a checked float, or a callable that is asked each step.
+
+    An epsilon of None is Keras' default one, as it was in older optimizers.
+    """
+    if isinstance(value, tf.Variable):
+        return LiveRate(value)
+    if name == "epsilon" and value is None:
+        return float(keras.config.epsilon())
+    if callable(value):
+        return value
+    return (non_negative if name == "epsilon" else beta)(where, name, value)
 
 
 def beta(where: str, name: str, value: Any) -> float:
@@ -105,15 +108,33 @@ def non_negative(where: str, name: str, value: Any) -> float:
     return number
 
 
-def clips(where: str, **values: Any) -> dict[str, float | None]:
-    """Return the clipping arguments as floats; at most one of them may be set."""
-    given = {name: positive(where, name, v) for name, v in values.items() if v is not None}
-    if len(given) > 1:
+def share(where: str, name: str, value: Any) -> float:
+    """Return a float in [0, 1]."""
+    number = _number(where, name, value)
+    if not 0.0 <= number <= 1.0:
         raise OptimizerArgumentError(
-            f"{where}: at most one way to clip may be set. Got {', '.join(given)}. "
-            "Keep one of them."
+            f"{where}: {name} must lie in [0, 1]. Got {value!r}. Correct the value."
         )
-    return {name: given.get(name) for name in values}
+    return number
+
+
+def count(where: str, name: str, value: Any, least: int) -> int:
+    """Return an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise OptimizerArgumentError(
+            f"{where}: {name} must be an integer from {least} up. Got {value!r}. "
+            "Correct the value, or leave it out."
+        )
+    return int(value)
+
+
+def boolean(where: str, name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool | np.bool_):
+        raise OptimizerArgumentError(
+            f"{where}: {name} must be True or False. Got {value!r}. Correct the value."
+        )
+    return bool(value)
 
 
 def patterns(where: str, name: str, value: Iterable[str] | None) -> list[str] | None:

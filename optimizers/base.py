@@ -1,80 +1,57 @@
-"""What LazyAdam and LAMB share: the step around the formula, and the methods around the step.
-
-One step, in this order: sum the gradients over replicas, check row ids, sum duplicated rows, clip,
-update each variable. The order is the point. Summing duplicates before the replicas' gradients
-are joined would leave duplicates between replicas, and clipping before it would measure the parts
-of a row instead of the row.
-"""
+"""What Keras 3 needs of an optimizer, around the step that all adapters share."""
 
 from __future__ import annotations
 
-import functools
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from rowstep.optimizers import arguments, gradients
+from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.gradients import Gradient, compute_dtype
-from rowstep.optimizers.sparse_rows import RowGradient
-from rowstep.optimizers.surface import OptimizerSurface
+from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.row_update import SlotSpec
+from rowstep.optimizers.step import RowStep
+from rowstep.optimizers.surface import CallableList, OptimizerSurface
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["RowOptimizer"]
 
 
-class RowOptimizer(OptimizerSurface):
-    """Run the step around the formula: gradients in, clipped and summed by row, to each variable.
+class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
+    """Be a Keras 3 optimizer whose step is `RowStep`; recipes say how one variable moves."""
 
-    Subclasses say how one variable moves: `_update_dense` and `_update_rows`.
-    """
+    schedule_type: ClassVar[type] = keras.optimizers.schedules.LearningRateSchedule
 
-    slot_names: ClassVar[tuple[str, ...]] = ("momentum", "velocity")
-
-    def __init__(
-        self,
-        learning_rate: Any,
-        beta_1: float,
-        beta_2: float,
-        epsilon: float,
-        clips: Mapping[str, float | None],
-        name: str,
-        refused: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, learning_rate: Any, options: Mapping[str, Any], name: str) -> None:
         where = type(self).__name__
-        arguments.refuse(where, refused)
-        betas = [arguments.beta(where, n, v) for n, v in (("beta_1", beta_1), ("beta_2", beta_2))]
-        epsilon = arguments.non_negative(where, "epsilon", epsilon)
-        super().__init__(
-            learning_rate=arguments.learning_rate(where, learning_rate),
-            name=name,
-            **arguments.clips(where, **clips),
-        )
-        self.beta_1, self.beta_2 = betas
-        self.epsilon = epsilon
-        self._slots: dict[str, list[keras.Variable]] = {}
-        self._keys: tuple[str, ...] = ()
+        options = dict(options)
+        learning_rate = options.pop("lr", learning_rate)
+        checked = StepOptions.checked(where, options)
+        rate = arguments.learning_rate(where, learning_rate, self.schedule_type)
+        super().__init__(learning_rate=rate, name=name)
+        self._options = checked
+        self._plans, self._slots, self._accumulators, self._keys = (), [], [], ()
+        self._added = []
+        self._no_decay_names = self._no_decay_paths = ()
+        # Keras reads these names; its constructor would refuse what works here together.
+        for option in _KERAS_OPTIONS:
+            setattr(self, option, getattr(self._options, option))
 
-    def build(self, variables: Sequence[keras.Variable]) -> None:
+    def build(self, variables: Sequence[Any]) -> None:
         """Create the slots, in float32 also for float16 and bfloat16 variables."""
         variables = list(variables)
         if self.built:
             self._refuse_unknown(variables)
             return
-        self._refuse_unusual(variables)
-        slots: dict[str, list[keras.Variable]] = {slot: [] for slot in self.slot_names}
-        for variable in variables:
-            native = native_variable(variable)
-            with tf.distribute.get_strategy().extended.colocate_vars_with(native):
-                for slot in self.slot_names:
-                    slots[slot].append(self._new_slot(variable, slot))
-        self._slots = slots
-        self._keys = tuple(variables_by_path(variables))
-        super().build(variables)
+        self._make_slots(variables)
+        # Keras would make averages and accumulators of its own, of the tables' size.
+        for index, variable in enumerate(variables):
+            self._trainable_variables_indices[self._var_key(variable)] = index
+        self._trainable_variables = variables
+        self.built = True
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         """Update variables by their gradients, and count one step.
@@ -109,116 +86,12 @@ class RowOptimizer(OptimizerSurface):
         self._apply([g for g, _ in pairs], [v for _, v in pairs], aggregate=aggregate)
         return self.iterations
 
-    def aggregate_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> list[Any]:
-        """Return the pairs with gradients summed over the replicas of a tf.distribute strategy.
-
-        Sparse gradients are joined, so that a row may be in them once for each replica.
-        """
-        pairs = list(grads_and_vars)
-        context = tf.distribute.get_replica_context()
-        present = [gradient for gradient, _ in pairs if gradient is not None]
-        if not present or context is None or context.strategy.num_replicas_in_sync == 1:
-            return pairs
-        summed = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
-        return [(None if gradient is None else next(summed), v) for gradient, v in pairs]
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any = None) -> None:
         """Update one variable, without clipping. Keras' hook; `apply` does not go through it."""
-        index = self._get_variable_index(variable)
-        native = native_variable(variable)
-        gradient, checks = gradients.prepared(gradient, native, self._where(index))
-        with tf.control_dependencies(checks):
-            gradient = tf.nest.map_structure(tf.identity, gradient)
-            slots = self._native_slots(index)
-            self._update(index, native, gradient, learning_rate, self._step(), *slots)
+        rate = self.learning_rate if learning_rate is None else learning_rate
+        self._update_one(gradient, variable, rate)
 
     def _apply(self, grads: list[Any], variables: Iterable[Any] | None, aggregate: bool) -> None:
-        variables = self._resolved(grads, variables)
-        with tf.name_scope(self.name):
-            pairs = _present(list(zip(grads, variables, strict=True)))
-            pairs = self.aggregate_gradients(pairs) if aggregate else pairs
-            self._update_all([g for g, _ in pairs], [v for _, v in pairs])
-            for _, variable in pairs:
-                if variable.constraint is not None:
-                    variable.assign(variable.constraint(variable))
-        self.iterations.assign_add(1)
-
-    def _update_all(self, raw_gradients: list[Any], variables: list[Any]) -> None:
-        indices = [self._get_variable_index(variable) for variable in variables]
-        natives = [native_variable(variable) for variable in variables]
-        prepared = [
-            gradients.prepared(gradient, native, self._where(index))
-            for index, native, gradient in zip(indices, natives, raw_gradients, strict=True)
-        ]
-        learning_rate = keras.ops.convert_to_tensor(self.learning_rate)
-
-        def update(
-            strategy: tf.distribute.Strategy, clipped: Any, learning_rate: Any, step: Any
-        ) -> None:
-            for index, native, gradient in zip(indices, natives, clipped, strict=True):
-                function = functools.partial(self._update, index)
-                args = (gradient, learning_rate, step, *self._native_slots(index))
-                strategy.extended.update(native, function, args=args, group=False)
-
-        # Every id is checked before anything moves, also the ids of variables updated later.
-        with tf.control_dependencies([check for _, checks in prepared for check in checks]):
-            clipped = self._clipped([gradient for gradient, _ in prepared])
-            clipped = [tf.nest.map_structure(tf.identity, gradient) for gradient in clipped]
-            args = (clipped, learning_rate, self._step())
-            context = tf.distribute.get_replica_context()
-            if context is not None and tf.distribute.has_strategy():
-                context.merge_call(update, args=args)
-            else:
-                update(tf.distribute.get_strategy(), *args)
-
-    def _clipped(self, unclipped: list[Gradient]) -> list[Gradient]:
-        if self.clipnorm is not None:
-            return gradients.by_norm(unclipped, self.clipnorm)
-        if self.global_clipnorm is not None:
-            return gradients.by_global_norm(unclipped, self.global_clipnorm)
-        if self.clipvalue is not None:
-            return gradients.by_value(unclipped, self.clipvalue)
-        return unclipped
-
-    def _update(
-        self,
-        index: int,
-        variable: tf.Variable,
-        gradient: Gradient,
-        learning_rate: Any,
-        step: tf.Tensor,
-        *slots: tf.Variable,
-    ) -> None:
-        dtype = compute_dtype(variable.dtype)
-        rate, t = tf.cast(learning_rate, dtype), tf.cast(step, dtype)
-        update: Callable[..., None] = self._update_dense
-        if isinstance(gradient, RowGradient):
-            update = self._update_rows
-        update(index, variable, gradient, rate, t, *slots)
-
-    def _update_dense(
-        self,
-        index: int,
-        variable: tf.Variable,
-        gradient: tf.Tensor,
-        learning_rate: tf.Tensor,
-        t: tf.Tensor,
-        *slots: tf.Variable,
-    ) -> None:
-        raise NotImplementedError
-
-    def _update_rows(
-        self,
-        index: int,
-        variable: tf.Variable,
-        gradient: RowGradient,
-        learning_rate: tf.Tensor,
-        t: tf.Tensor,
-        *slots: tf.Variable,
-    ) -> None:
-        raise NotImplementedError
-
-    def _resolved(self, grads: list[Any], variables: Iterable[Any] | None) -> list[Any]:
         if variables is None:
             variables = self._trainable_variables
         variables = list(variables)
@@ -228,61 +101,214 @@ class RowOptimizer(OptimizerSurface):
                 f"Got {len(grads)} gradients for {len(variables)} variables. "
                 "Pass None as the gradient of a variable that has none."
             )
-        if not self.built:
-            with tf.name_scope(self.name):
+        with tf.name_scope(self.name):
+            if not self.built:
                 self.build(variables)
-        self._refuse_unknown(variables)
-        return variables
+            self._refuse_unknown(variables)
+            self._run_step(zip(grads, variables, strict=True), aggregate)
+        self._iterations.assign_add(1)
 
-    def _new_slot(self, variable: Any, slot: str) -> keras.Variable:
-        path = next(iter(variables_by_path([variable])))
-        return self.add_variable(
-            shape=tuple(variable.shape),
+    # Variables of the optimizer ------------------------------------------------------------------
+
+    @property
+    def variables(self) -> CallableList:
+        """The optimizer's variables in the order in which they were made."""
+        return CallableList(super().variables)
+
+    def add_variable(
+        self,
+        shape: Sequence[int],
+        dtype: Any = None,
+        initializer: Any = "zeros",
+        name: str | None = None,
+        aggregation: str = "none",
+        layout: Any = None,
+    ) -> keras.Variable:
+        """Add a variable of your own to the optimizer's state; the step does not touch it.
+
+        Args:
+            shape: Its shape.
+            dtype: Its dtype; Keras' default float when left out.
+            initializer: A Keras initializer, or its name.
+            name: Its name, and its key in `named_state`.
+            aggregation: How replicas' values are joined, as in `keras.Variable`.
+            layout: As in `keras.Variable`.
+        """
+        variable = super().add_variable(
+            shape=tuple(shape),
+            initializer=initializer,
+            dtype=dtype,
+            aggregation=aggregation,
+            layout=layout,
+            name=name,
+        )
+        self._added.append((variable.name, variable))
+        return variable
+
+    def add_weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any = None,
+        initializer: Any = "zeros",
+        **others: Any,
+    ) -> keras.Variable:
+        """Add a variable of your own, under the older name of `add_variable`.
+
+        `trainable`, `synchronization` and `aggregation` are accepted: a state is never trained.
+        """
+        unknown = others.keys() - {"trainable", "synchronization", "aggregation"}
+        if unknown:
+            raise OptimizerArgumentError(
+                f"{self.name}.add_weight: {sorted(unknown)[0]} is not an argument. "
+                f"Got {sorted(unknown)}. Remove it or correct its spelling."
+            )
+        return self.add_variable(shape, dtype, initializer, name)
+
+    def add_variable_from_reference(
+        self,
+        model_variable: Any = None,
+        variable_name: str | None = None,
+        initial_value: Any = None,
+        *,
+        reference_variable: Any = None,
+        name: str | None = None,
+        initializer: Any = "zeros",
+    ) -> keras.Variable:
+        """Add a variable of your own in shape and dtype of a model variable.
+
+        Args:
+            model_variable: The model variable.
+            variable_name: Its key in `named_state` is `<variable path>/<variable_name>`.
+            initial_value: Its values; `initializer` gives them when left out.
+            reference_variable: Newer name of model_variable.
+            name: Newer name of variable_name.
+            initializer: A Keras initializer, or its name.
+        """
+        source = reference_variable if model_variable is None else model_variable
+        native = native_variable(source)
+        path = next(iter(variables_by_path([source])))
+        suffix = variable_name or name or "var"
+        spec = SlotSpec(tuple(native.shape), native.dtype)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(native):
+            variable = self._new_slot(source, path, suffix, spec)
+        if initial_value is None:
+            initial_value = self._initial_values(initializer, spec.shape, spec.dtype)
+        variable.assign(initial_value)
+        self._added.append((f"{path}/{suffix}", variable))
+        return variable
+
+    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> keras.Variable:
+        made = super().add_variable(
+            shape=spec.shape,
             initializer="zeros",
-            dtype=compute_dtype(native_variable(variable).dtype).name,
+            dtype=spec.dtype.name,
             name=f"{path.replace('/', '_').replace(':', '_')}_{slot}",
         )
+        if spec.copies_weights:
+            made.assign(tf.cast(tf.convert_to_tensor(native_variable(variable)), spec.dtype))
+        return made
 
-    def _refuse_unusual(self, variables: Sequence[Any]) -> None:
-        for path, variable in variables_by_path(variables).items():
-            if not native_variable(variable).dtype.is_floating:
-                raise OptimizerArgumentError(
-                    f"{self.name}: variables must be of a floating dtype. "
-                    f"Got {path} of {variable.dtype}. Leave it out of the trainable variables."
-                )
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise OptimizerArgumentError(
-                    f"{self.name}: variables must not be overwritten by their gradient, as float8 "
-                    f"scales are. Got {path}. Train it with a Keras optimizer."
-                )
+    def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:
+        if isinstance(initializer, np.ndarray | tf.Tensor):
+            return initializer
+        return keras.initializers.get(initializer)(shape, dtype=dtype.name)
 
-    def _where(self, index: int) -> str:
-        return f"{self.name}, {self._keys[index]}"
+    # What the step and the surface ask for -------------------------------------------------------
 
-    def _step(self) -> tf.Tensor:
-        return self.iterations.value + 1
+    def _native_counter(self) -> tf.Variable:
+        return self._iterations.value
 
-    def _native_slots(self, index: int) -> list[tf.Variable]:
-        return [self._slots[slot][index].value for slot in self.slot_names]
+    def _counter(self) -> keras.Variable:
+        return self._iterations
+
+    def _current_rate(self) -> Any:
+        return keras.ops.convert_to_tensor(self.learning_rate)
+
+    def _new_rate(self, name: str, rate: Any) -> Any:
+        """Return a learning rate as the optimizer keeps it: a number becomes a variable."""
+        if not isinstance(rate, float):
+            return rate
+        variable = super().add_variable(shape=(), dtype="float32", name=name)
+        variable.assign(rate)
+        return variable
+
+    def _rate_now(self, rate: Any) -> Any:
+        if isinstance(rate, self.schedule_type):
+            # As Keras reads the main schedule: while accumulating, it counts calls.
+            rate = rate(self._iterations)
+        elif callable(rate):
+            rate = rate()
+        return keras.ops.convert_to_tensor(rate)
+
+    def _rate_variables(self) -> dict[str, Any]:
+        rate = self._learning_rate
+        return {"learning_rate": rate} if isinstance(rate, keras.Variable) else {}
+
+    def _knows(self, variable: Any) -> bool:
+        return self._var_key(variable) in self._trainable_variables_indices
+
+    def _index_of(self, variable: Any) -> int:
+        self._refuse_unknown([variable])
+        return self._get_variable_index(variable)
+
+    def _built_on(self) -> Sequence[Any]:
+        return self._trainable_variables
+
+    # Configuration -------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """Return all constructor arguments; `from_config` makes the same optimizer of them."""
-        config = super().get_config()
-        if isinstance(config["learning_rate"], float):
+        config = {"name": self.name, "learning_rate": self._config_of(self._learning_rate)}
+        config |= self._options.config()
+        exclusions = {"paths": list(self._no_decay_paths), "names": list(self._no_decay_names)}
+        if any(exclusions.values()):
+            config["excluded_from_weight_decay"] = exclusions
+        return config
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> RowOptimizer:
+        """Return the optimizer that a config describes.
+
+        Args:
+            config: What `get_config` returned, schedules as objects or serialized.
+            custom_objects: Classes and functions by the name that the config uses.
+        """
+        config = dict(config)
+        exclusions = config.pop("excluded_from_weight_decay", {})
+        with keras.saving.custom_object_scope(dict(custom_objects or {})):
+            optimizer = cls(**{key: _deserialized(value) for key, value in config.items()})
+        optimizer._no_decay_paths = tuple(exclusions.get("paths", ()))
+        optimizer._no_decay_names = tuple(exclusions.get("names", ()))
+        return optimizer
+
+    def _config_of(self, value: Any) -> Any:
+        if isinstance(value, keras.Variable | arguments.LiveRate):
+            number = value() if isinstance(value, arguments.LiveRate) else value
             # The variable is float32: 0.001 comes back as 0.0010000000474974513. The shortest
             # decimal of the same float32 is what the user wrote.
-            config["learning_rate"] = float(str(np.float32(config["learning_rate"])))
-        return config | {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
+            return float(str(np.float32(keras.ops.convert_to_numpy(number))))
+        return keras.saving.serialize_keras_object(value)
 
 
-def _present(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    missing = [variable for gradient, variable in pairs if gradient is None]
-    if missing:
-        names = ", ".join(variables_by_path(missing))
-        if len(missing) == len(pairs):
-            raise OptimizerArgumentError(
-                f"apply: at least one variable must have a gradient. Got None for {names}. "
-                "Compute the loss from the variables, inside the tape."
-            )
-        warnings.warn(f"No gradient reached {names}: left unchanged.", stacklevel=4)
-    return [(gradient, variable) for gradient, variable in pairs if gradient is not None]
+_KERAS_OPTIONS = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+def _deserialized(value: Any) -> Any:
+    if isinstance(value, Mapping) and "class_name" in value and "config" in value:
+        return keras.saving.deserialize_keras_object(dict(value))
+    if isinstance(value, Mapping):
+        return {key: _deserialized(item) for key, item in value.items()}
+    return [_deserialized(item) for item in value] if isinstance(value, list) else value

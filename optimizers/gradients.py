@@ -16,8 +16,19 @@ from rowstep.optimizers import update_rules
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.sparse_rows import RowGradient, check_row_ids, sum_duplicate_rows
 
-__all__ = ["Gradient", "by_global_norm", "by_norm", "by_value", "compute_dtype", "prepared"]
+__all__ = [
+    "NOT_FINITE",
+    "Gradient",
+    "by_global_norm",
+    "by_norm",
+    "by_value",
+    "checked",
+    "compute_dtype",
+    "summed",
+]
 
+NOT_FINITE = "a gradient must be finite"
+"""What the error about NaN and infinity says, for those who must tell it from others."""
 Gradient: TypeAlias = "tf.Tensor | RowGradient"
 
 
@@ -28,38 +39,62 @@ def compute_dtype(dtype: tf.DType) -> tf.DType:
     return tf.float64 if dtype == tf.float64 else tf.float32
 
 
-def prepared(
-    gradient: tf.Tensor | tf.IndexedSlices, variable: tf.Variable, where: str
+def checked(
+    gradient: tf.Tensor | tf.IndexedSlices,
+    variable: tf.Variable,
+    where: str,
+    *,
+    scale: float = 1.0,
+    finite: bool = True,
 ) -> tuple[Gradient, list[tf.Operation]]:
-    """Return a gradient in the dtype of the arithmetic, with repeated rows summed.
+    """Return a gradient in the dtype of the arithmetic; repeated rows are not summed yet.
 
     Args:
         gradient: A tensor of the variable's shape, or tf.IndexedSlices.
         variable: The variable that it is the gradient of.
         where: What errors call the variable.
+        scale: What the loss was multiplied by; the gradient is divided by it.
+        finite: Whether NaN and infinity are errors.
 
     Returns:
         The gradient, and the checks (none eagerly) that must run before anything is updated.
 
     Raises:
-        OptimizerArgumentError: the shape of a dense gradient is not that of the variable.
-        tf.errors.InvalidArgumentError: a row id is out of range.
+        OptimizerArgumentError: the shape of the gradient is not that of the variable.
+        tf.errors.InvalidArgumentError: a row id is out of range, or a number is not finite. In a
+            graph it is raised when the graph runs; XLA compiles these checks away.
     """
     dtype = compute_dtype(variable.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        row_ids = tf.convert_to_tensor(gradient.indices)
-        check = check_row_ids(row_ids, variable.shape[0], where)
-        rows = sum_duplicate_rows(row_ids, tf.cast(gradient.values, dtype))
-        return rows, [] if check is None else [check]
-    gradient = tf.cast(gradient, dtype)
-    if not variable.shape.is_compatible_with(gradient.shape):
+    sparse = isinstance(gradient, tf.IndexedSlices)
+    values = tf.cast(gradient.values if sparse else gradient, dtype)
+    needed = tf.TensorShape([None]).concatenate(variable.shape[1:]) if sparse else variable.shape
+    if not needed.is_compatible_with(values.shape):
         # A gradient that merely broadcasts would train something else without a word.
         raise OptimizerArgumentError(
             f"{where}: a gradient must have the variable's shape. "
-            f"Got {gradient.shape} instead of {variable.shape}. "
+            f"Got {values.shape} instead of {needed}. "
             "Pair each gradient with the variable that it was taken of."
         )
-    return gradient, []
+    checks = [_check_finite(values, where)] if finite else []
+    values = values if scale == 1.0 else values / scale
+    if not sparse:
+        return values, [check for check in checks if check is not None]
+    row_ids = tf.convert_to_tensor(gradient.indices)
+    checks.append(check_row_ids(row_ids, variable.shape[0], where))
+    return RowGradient(row_ids, values), [check for check in checks if check is not None]
+
+
+def summed(gradient: Gradient) -> Gradient:
+    """Return the gradient with repeated rows summed."""
+    return sum_duplicate_rows(*gradient) if isinstance(gradient, RowGradient) else gradient
+
+
+def _check_finite(values: tf.Tensor, where: str) -> tf.Operation | None:
+    message = (
+        f"{where}: {NOT_FINITE}. Nothing was updated. Lower the learning rate, clip, "
+        "or look for a division by zero in the loss. Got NaN or infinity among:"
+    )
+    return tf.debugging.Assert(tf.reduce_all(tf.math.is_finite(values)), [message, values])
 
 
 def by_norm(gradients: Sequence[Gradient], clipnorm: float) -> list[Gradient]:

@@ -1,21 +1,24 @@
-"""LazyAdam for Keras 3."""
+"""LazyAdam: what it computes, and the Keras 3 optimizer."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from rowstep.optimizers import update_rules
+from rowstep.optimizers import arguments
 from rowstep.optimizers.base import RowOptimizer
-from rowstep.optimizers.sparse_rows import RowGradient, gather_rows, scatter_rows
+from rowstep.optimizers.errors import OptimizerArgumentError
+from rowstep.optimizers.recipe import Recipe
+from rowstep.optimizers.row_update import Plan
+from rowstep.optimizers.rules import AdamRule
 
-__all__ = ["LazyAdam"]
+__all__ = ["LazyAdam", "LazyAdamRecipe"]
+
+_COUNTS = ("steps", "visits")
 
 
-@keras.saving.register_keras_serializable(package="rowstep")
-class LazyAdam(RowOptimizer):
+class LazyAdamRecipe(Recipe):
     """Adam that, for a sparse gradient, updates only the rows that the batch looked up.
 
         g[r] = sum of the gradients of row r in the batch
@@ -27,23 +30,27 @@ class LazyAdam(RowOptimizer):
     for the rows r that are present. All other rows of weights and state keep their bits: they do
     not decay and do not drift by their momentum, unlike in Adam. A row that is present with a
     gradient of zero is present: it moves by its momentum. t counts steps of the optimizer, not
-    visits of a row. A dense gradient makes it plain Adam.
+    visits of a row, unless bias_correction says so. A dense gradient makes it plain Adam.
 
     State and coefficients are float32 (float64 for float64 variables), whatever the variable's
-    dtype. A weight in float16 or bfloat16 still cannot take a step smaller than its own spacing.
+    dtype; weights in float16 or bfloat16 are rounded at random, so that small steps count.
 
     Args:
-        learning_rate: A number, a keras LearningRateSchedule or a callable without arguments.
-        beta_1: Decay of the first moment, in [0, 1).
-        beta_2: Decay of the second moment, in [0, 1).
-        epsilon: Added to sqrt(v), outside the bias correction.
+        learning_rate: A number, a scalar tensor or tf.Variable, a LearningRateSchedule or a
+            callable without arguments.
+        beta_1: Decay of the first moment, in [0, 1), or a callable without arguments.
+        beta_2: Decay of the second moment, in [0, 1), or a callable without arguments.
+        epsilon: Added to sqrt(v), outside the bias correction, or a callable without arguments.
         amsgrad: Must be False.
-        clipnorm: Largest norm of one variable's gradient, measured on summed rows.
-        clipvalue: Largest absolute value of an element of the summed gradient.
-        global_clipnorm: Largest joint norm of all gradients. Set at most one of the three.
         name: Name of the optimizer.
-        **refused: Other arguments of Keras optimizers (weight_decay, use_ema, ...), which would
-            touch whole tables: accepted only with the value that means "off".
+        bias_correction: "steps": t counts steps of the optimizer. "visits": t counts the steps in
+            which a row was present, so that a rare row's first step is as long as everyone's.
+        idle_decay: Whether a row that comes back after k steps decays first by what Adam would
+            have taken: m by beta_1^k, v by beta_2^k, and weights by k times the weight decay.
+        row_velocity: Whether tables have one second moment a row, v[r] = mean of g[r]^2 over the
+            width, which saves nearly a third of the memory.
+        **options: lr (older name of learning_rate), and those that all optimizers have: see
+            `rowstep.optimizers.StepOptions`.
 
     Raises:
         OptimizerArgumentError: an argument does not fit.
@@ -58,61 +65,59 @@ class LazyAdam(RowOptimizer):
     def __init__(
         self,
         learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
+        beta_1: Any = 0.9,
+        beta_2: Any = 0.999,
+        epsilon: Any = 1e-7,
         amsgrad: bool = False,
-        clipnorm: float | None = None,
-        clipvalue: float | None = None,
-        global_clipnorm: float | None = None,
-        name: str = "lazy_adam",
-        **refused: Any,
+        name: str = "LazyAdam",
+        *,
+        bias_correction: str = "steps",
+        idle_decay: bool = False,
+        row_velocity: bool = False,
+        **options: Any,
     ) -> None:
-        clips = {"clipnorm": clipnorm, "clipvalue": clipvalue, "global_clipnorm": global_clipnorm}
-        refused["amsgrad"] = amsgrad
-        super().__init__(learning_rate, beta_1, beta_2, epsilon, clips, name, refused)
+        where = type(self).__name__
+        if amsgrad not in (False, None):
+            raise OptimizerArgumentError(
+                f"{where}: amsgrad must be False. Got {amsgrad!r}. A running maximum of the second "
+                "moment is not part of LazyAdam. Use AdamMultilr(amsgrad=True, lazy=True)."
+            )
+        if bias_correction not in _COUNTS:
+            raise OptimizerArgumentError(
+                f"{where}: bias_correction must say what t counts. Got {bias_correction!r}. "
+                f"Allowed are {', '.join(_COUNTS)}. Choose one of them."
+            )
+        settings = {
+            "_bias_correction": bias_correction,
+            "_idle_decay": arguments.boolean(where, "idle_decay", idle_decay),
+            "_row_velocity": arguments.boolean(where, "row_velocity", row_velocity),
+        }
+        hypers = self._checked_hypers(where, beta_1, beta_2, epsilon)
+        super().__init__(learning_rate, options, name)
+        self._set(**hypers, **settings)
 
-    def _update_dense(
-        self,
-        index: int,
-        variable: tf.Variable,
-        gradient: tf.Tensor,
-        learning_rate: tf.Tensor,
-        t: tf.Tensor,
-        *slots: tf.Variable,
-    ) -> None:
-        momentum, velocity = slots
-        m = update_rules.first_moment(tf.convert_to_tensor(momentum), gradient, self.beta_1)
-        v = update_rules.second_moment(tf.convert_to_tensor(velocity), gradient, self.beta_2)
-        w = tf.cast(variable, gradient.dtype) - self._change(m, v, learning_rate, t)
-        momentum.assign(m)
-        velocity.assign(v)
-        variable.assign(tf.cast(w, variable.dtype))
-
-    def _update_rows(
-        self,
-        index: int,
-        variable: tf.Variable,
-        gradient: RowGradient,
-        learning_rate: tf.Tensor,
-        t: tf.Tensor,
-        *slots: tf.Variable,
-    ) -> None:
-        momentum, velocity = slots
-        row_ids, row_grads = gradient
-        dtype = row_grads.dtype
-        # Gather everything before the first scatter: nothing is read back after a write.
-        m = update_rules.first_moment(gather_rows(momentum, row_ids, dtype), row_grads, self.beta_1)
-        v = update_rules.second_moment(
-            gather_rows(velocity, row_ids, dtype), row_grads, self.beta_2
+    def _plan(self, path: str, is_table: bool, decays: bool) -> Plan:
+        weight_decay = self._options.weight_decay or 0.0
+        return Plan(
+            AdamRule(**self._hypers(), row_velocity=self._row_velocity and is_table),
+            weight_decay=weight_decay if decays else 0.0,
+            counts_visits=self._bias_correction == "visits",
+            idle_decay=self._idle_decay,
         )
-        w = gather_rows(variable, row_ids, dtype) - self._change(m, v, learning_rate, t)
-        scatter_rows(momentum, row_ids, m)
-        scatter_rows(velocity, row_ids, v)
-        scatter_rows(variable, row_ids, w)
 
-    def _change(
-        self, m: tf.Tensor, v: tf.Tensor, learning_rate: tf.Tensor, t: tf.Tensor
-    ) -> tf.Tensor:
-        step_size = update_rules.adam_step_size(learning_rate, self.beta_1, self.beta_2, t)
-        return update_rules.adam_change(m, v, step_size, self.epsilon)
+    def _table_options(self) -> list[str]:
+        return super()._table_options() + (["row_velocity"] if self._row_velocity else [])
+
+    def get_config(self) -> dict[str, Any]:
+        """Return all constructor arguments; `from_config` makes the same optimizer of them."""
+        return super().get_config() | {
+            "amsgrad": False,
+            "bias_correction": self._bias_correction,
+            "idle_decay": self._idle_decay,
+            "row_velocity": self._row_velocity,
+        }
+
+
+@keras.saving.register_keras_serializable(package="rowstep")
+class LazyAdam(LazyAdamRecipe, RowOptimizer):  # noqa: D101  # the recipe says it
+    __doc__ = LazyAdamRecipe.__doc__

@@ -47,6 +47,9 @@ def sum_duplicate_rows(row_ids: tf.Tensor, row_grads: tf.Tensor) -> RowGradient:
 
     Cost: O(N * D). R is known only at run time, so under XLA the shape is dynamic.
     """
+    if row_ids.shape[0] == 1:
+        # Nothing can repeat; and XLA cannot tell which dimension of [<=1, 1] is the dynamic one.
+        return RowGradient(row_ids, row_grads)
     distinct_ids, segment_ids = tf.unique(row_ids, out_idx=tf.int32)
     summed = tf.math.unsorted_segment_sum(row_grads, segment_ids, tf.size(distinct_ids))
     return RowGradient(distinct_ids, summed)

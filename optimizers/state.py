@@ -5,6 +5,7 @@ assigned. The keys are
 
     iterations                  the step counter
     learning_rate               where the optimizer holds it as a variable, not as a schedule
+    learning_rate/<group>       the same for the groups of AdamMultilr
     <variable path>/<slot>      one for each variable and slot of a rowstep optimizer
     <own variable path>         for other optimizers, without the leading "<optimizer name>/"
 
@@ -18,6 +19,7 @@ slots in the order of `optimizer.variables`, without learning_rate.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -46,6 +48,7 @@ __all__ = [
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 _MOST_NAMED = 8
+_RATE = re.compile(r"learning_rate(/\d+)?")
 
 
 def state_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Variable]:
@@ -170,9 +173,8 @@ def load_named_variables(variables: Iterable[keras.Variable], state: Mapping[str
 
 
 def _ordered_state(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Variable]:
-    variables = state_variables(optimizer)
-    variables.pop("learning_rate", None)
-    return variables
+    rates = _RATE.fullmatch
+    return {key: v for key, v in state_variables(optimizer).items() if not rates(key)}
 
 
 def iter_arrays(variables: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:

@@ -1,63 +1,97 @@
-"""The methods around the step that training code of several generations calls."""
+"""The methods around the step that training code of several generations calls, free of Keras."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from rowstep.optimizers import state
 from rowstep.optimizers.errors import OptimizerArgumentError
+from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.row_update import Plan, SlotSpec
 from rowstep.optimizers.state import Array
-from rowstep.optimizers.variables import native_variable, variables_by_path
+from rowstep.optimizers.variables import matches, native_variable, unique_keys, variable_path
 
-__all__ = ["OptimizerSurface"]
+__all__ = ["CallableList", "OptimizerSurface"]
 
-_SLOT_ALIASES = {"m": "momentum", "v": "velocity"}
+_SLOT_ALIASES = {"m": "momentum", "v": "velocity", "vhat": "velocity_hat"}
 
 
-class OptimizerSurface(keras.optimizers.Optimizer):
-    """Add state access, slots and minimize to an optimizer that fills `_slots` and `_keys`."""
+class CallableList(list[Any]):
+    """Be a list, and return it when called: `variables` was a method once."""
 
-    slot_names: ClassVar[tuple[str, ...]]
-    _slots: dict[str, list[keras.Variable]]
+    def __call__(self) -> list[Any]:
+        """Return the list itself."""
+        return self
+
+
+class OptimizerSurface:
+    """Give state, slots and minimize to an optimizer that a `RowStep` drives."""
+
+    name: str
+    built: bool
+    iterations: Any
+    learning_rate: Any
+    _options: StepOptions
+    _plans: tuple[Plan, ...]
+    _slots: Sequence[Mapping[str, Any]]
+    _accumulators: Sequence[Mapping[str, Any]]
     _keys: tuple[str, ...]
+    _added: list[tuple[str, Any]]
+    _no_decay_names: tuple[str, ...]
+    _no_decay_paths: tuple[str, ...]
 
-    # State -----------------------------------------------------------------------------------
+    # What adapters provide ---------------------------------------------------------------------
 
-    def state_variables(self) -> dict[str, keras.Variable]:
+    def _counter(self) -> Any:
+        raise NotImplementedError
+
+    def _rate_variables(self) -> dict[str, Any]:
+        """Return learning rates that are variables, by state key."""
+        raise NotImplementedError
+
+    def _knows(self, variable: Any) -> bool:
+        raise NotImplementedError
+
+    def _index_of(self, variable: Any) -> int:
+        raise NotImplementedError
+
+    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> Any:
+        raise NotImplementedError
+
+    # State -------------------------------------------------------------------------------------
+
+    def state_variables(self) -> dict[str, Any]:
         """Return the variables behind `named_state` by key, iterations first."""
-        slot_variables = {
-            f"{key}/{slot}": self._slots[slot][index]
-            for index, key in enumerate(self._keys)
-            for slot in self.slot_names
-        }
-        slots = {id(variable) for variable in slot_variables.values()}
-        result = {"iterations": self.iterations}
-        for variable in self.variables:
-            # What is left over is the learning rate, unless a schedule gives it.
-            if variable is not self.iterations and id(variable) not in slots:
-                result["learning_rate"] = variable
-        return result | slot_variables
+        result = {"iterations": self._counter()} | self._rate_variables()
+        for key, slots, accumulators in zip(
+            self._keys, self._slots, self._accumulators, strict=True
+        ):
+            result |= {f"{key}/{slot}": v for slot, v in (slots | accumulators).items()}
+        return result | unique_keys([k for k, _ in self._added], [v for _, v in self._added])
 
     def get_weights(self) -> list[Array]:
         """Return copies of the state as a list: iterations, then the slots variable by variable.
 
-        The learning rate is not in the list. See `rowstep.optimizers.state.get_weights`.
+        Learning rates are not in the list. See `rowstep.optimizers.state.get_weights`.
         """
         return state.get_weights(self)
 
-    def set_weights(self, weights: Sequence[Any]) -> None:
+    def set_weights(self, weights: Sequence[Any], var_list: Iterable[Any] | None = None) -> None:
         """Assign a list as `get_weights` returns it, all of it or none.
 
-        Works before the first step once the optimizer is built.
+        Args:
+            weights: The arrays.
+            var_list: The variables to build the optimizer on, where it is not built yet.
 
         Raises:
-            StateMismatchError: the optimizer is not built, or the number of arrays, a shape or a
-                dtype does not fit. Nothing has been assigned.
+            StateMismatchError: the optimizer is not built and var_list is not given, or the number
+                of arrays, a shape or a dtype does not fit. Nothing has been assigned.
         """
+        if not self.built and var_list is not None:
+            self.build(list(var_list))
         state.set_weights(self, weights)
 
     def named_state(self) -> dict[str, Array]:
@@ -83,42 +117,122 @@ class OptimizerSurface(keras.optimizers.Optimizer):
         """
         state.load_named_state(self, named)
 
+    @property
+    def weights(self) -> list[Any]:
+        """The variables behind `get_weights`."""
+        rates = self._rate_variables()
+        if not self.built:
+            return [self._counter()]
+        return [v for key, v in self.state_variables().items() if key not in rates]
+
+    # Slots -------------------------------------------------------------------------------------
+
     def get_slot_names(self) -> list[str]:
-        """Return the names of the slots that each variable has."""
-        return list(self.slot_names)
+        """Return the names of the slots that variables have."""
+        names: dict[str, None] = {}
+        for slots in self._slots:
+            names |= dict.fromkeys(slots)
+        return list(names)
 
     def __dir__(self) -> list[str]:
         # tf.train.Checkpoint looks for this name with dir(). It would save the slots a second time
         # as slot variables, and refuse because Keras has them saved as variables of the optimizer.
         return [name for name in super().__dir__() if name != "get_slot_names"]
 
-    def get_slot(self, var: Any, name: str) -> keras.Variable:
+    def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the slot of a variable, for example its "momentum" (or "m").
 
         Raises:
             OptimizerArgumentError: the slot or the variable is unknown.
         """
-        slot = _SLOT_ALIASES.get(name, name)
-        if slot not in self.slot_names:
-            raise OptimizerArgumentError(
-                f"{self.name}.get_slot: name must be a slot of this optimizer. Got {name!r}. "
-                f"Its slots are {', '.join(self.slot_names)}. Choose one of them."
-            )
         self._refuse_unknown([var])
-        return self._slots[slot][self._get_variable_index(var)]
+        slots = self._slots[self._index_of(var)]
+        slot = _SLOT_ALIASES.get(slot_name, slot_name)
+        if slot not in slots:
+            raise OptimizerArgumentError(
+                f"{self.name}.get_slot: slot_name must be a slot of this variable. "
+                f"Got {slot_name!r}. Its slots are {', '.join(slots)}. Choose one of them."
+            )
+        return slots[slot]
+
+    def add_slot(
+        self,
+        var: Any,
+        slot_name: str,
+        initializer: Any = "zeros",
+        shape: Sequence[int] | None = None,
+    ) -> Any:
+        """Add a variable of your own to those that belong to `var`, or return it if it is there.
+
+        It is saved and loaded with the optimizer's state, under `<variable path>/<slot_name>`;
+        the step does not touch it.
+
+        Args:
+            var: A variable that the optimizer was built on.
+            slot_name: Name of the slot.
+            initializer: A Keras initializer, its name, or a tensor or array of values.
+            shape: Shape of the slot; that of `var` when left out.
+        """
+        self._refuse_unknown([var])
+        slots = self._slots[self._index_of(var)]
+        if slot_name not in slots:
+            native = native_variable(var)
+            full = tuple(native.shape) if shape is None else tuple(shape)
+            key = self._keys[self._index_of(var)]
+            slot = self._new_slot(var, key, slot_name, SlotSpec(full, native.dtype))
+            slot.assign(self._initial_values(initializer, full, native.dtype))
+            slots[slot_name] = slot  # type: ignore[index]
+        return slots[slot_name]
+
+    def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:
+        raise NotImplementedError
 
     def _refuse_unknown(self, variables: Iterable[Any]) -> None:
-        known = self._trainable_variables_indices
-        unknown = [v for v in variables if self._var_key(v) not in known]
+        unknown = [variable for variable in variables if not self._knows(variable)]
         if unknown:
-            names = ", ".join(variables_by_path(unknown))
+            names = ", ".join(map(variable_path, unknown))
             raise OptimizerArgumentError(
                 f"{self.name}: every variable must be one that the optimizer was built on. "
                 f"Got {names}. It knows {', '.join(self._keys) or 'none yet'}. "
                 "Make a new optimizer for other variables."
             )
 
-    # Training --------------------------------------------------------------------------------
+    # Weight decay ------------------------------------------------------------------------------
+
+    def exclude_from_weight_decay(
+        self, var_list: Iterable[Any] | None = None, var_names: Iterable[str] | None = None
+    ) -> None:
+        """Keep variables out of weight decay; call it before the optimizer is built.
+
+        Args:
+            var_list: Variables.
+            var_names: Regular expressions, searched in the paths of variables.
+
+        Raises:
+            OptimizerArgumentError: the optimizer is built, so that it is too late.
+        """
+        if self.built:
+            raise OptimizerArgumentError(
+                f"{self.name}.exclude_from_weight_decay: the optimizer must not be built yet. "
+                "Got one that is. Call it right after making the optimizer."
+            )
+        if isinstance(var_names, str):
+            raise OptimizerArgumentError(
+                f"{self.name}.exclude_from_weight_decay: var_names must be a list. "
+                f"Got the string {var_names!r}. Write [{var_names!r}]."
+            )
+        self._no_decay_paths = tuple(variable_path(variable) for variable in var_list or ())
+        self._no_decay_names = tuple(var_names or ())
+
+    def _decays(self, path: str, variable: Any) -> bool:
+        if variable_path(variable) in self._no_decay_paths:
+            return False
+        return not matches(self._no_decay_names, path)
+
+    def _is_table(self, path: str) -> bool:
+        return matches(self._options.tables, path)
+
+    # Training ----------------------------------------------------------------------------------
 
     @property
     def lr(self) -> Any:
@@ -133,22 +247,31 @@ class OptimizerSurface(keras.optimizers.Optimizer):
         self,
         loss: tf.Tensor | Callable[[], tf.Tensor],
         var_list: Iterable[Any] | Callable[[], Iterable[Any]],
+        grad_loss: tf.Tensor | None = None,
+        name: str | None = None,
         tape: tf.GradientTape | None = None,
-    ) -> keras.Variable:
+    ) -> Any:
         """Compute gradients of a loss, apply them, and return the step counter.
 
         Args:
             loss: A callable without arguments, or a scalar computed under `tape`.
             var_list: The variables, or a callable that returns them.
+            grad_loss: The gradient of what is minimized with respect to the loss; ones when left
+                out. A tape in its place is taken as the tape: newer Keras has it there.
+            name: Ignored; older code passes it.
             tape: The tape that recorded `loss`; needed unless `loss` is a callable.
         """
-        return self.apply_gradients(self.compute_gradients(loss, var_list, tape))
+        if isinstance(grad_loss, tf.GradientTape):
+            grad_loss, tape = None, grad_loss
+        pairs = self.compute_gradients(loss, var_list, tape, grad_loss)
+        return self.apply_gradients(pairs, name=name)
 
     def compute_gradients(
         self,
         loss: tf.Tensor | Callable[[], tf.Tensor],
         var_list: Iterable[Any] | Callable[[], Iterable[Any]],
         tape: tf.GradientTape | None = None,
+        grad_loss: tf.Tensor | None = None,
     ) -> list[tuple[Any, Any]]:
         """Return (gradient, variable) pairs; gradients of gathered tables are tf.IndexedSlices.
 
@@ -165,5 +288,48 @@ class OptimizerSurface(keras.optimizers.Optimizer):
                 "Pass tape=..., or a function that computes the loss."
             )
         variables = list(var_list() if callable(var_list) else var_list)
-        gradients = tape.gradient(loss, [native_variable(variable) for variable in variables])
+        natives = [native_variable(variable) for variable in variables]
+        gradients = tape.gradient(loss, natives, output_gradients=grad_loss)
         return list(zip(gradients, variables, strict=True))
+
+    def get_gradients(self, loss: tf.Tensor, params: Sequence[Any]) -> list[Any]:
+        """Return the gradients of a loss tensor, inside of a graph only.
+
+        Raises:
+            OptimizerArgumentError: called eagerly, or a gradient cannot be computed.
+        """
+        self._require_graph("get_gradients", "compute_gradients(loss, var_list, tape)")
+        gradients = tf.gradients(loss, [native_variable(param) for param in params])
+        missing = [p for g, p in zip(gradients, params, strict=True) if g is None]
+        if missing:
+            raise OptimizerArgumentError(
+                f"{self.name}.get_gradients: every variable must have a gradient. "
+                f"Got None for {', '.join(map(variable_path, missing))}. "
+                "Compute the loss from the variables."
+            )
+        return list(gradients)
+
+    def get_updates(self, loss: tf.Tensor, params: Sequence[Any]) -> list[Any]:
+        """Apply the gradients of a loss tensor, inside of a graph only; return the step counter.
+
+        Raises:
+            OptimizerArgumentError: called eagerly, or a gradient cannot be computed.
+        """
+        self._require_graph("get_updates", "minimize(loss, var_list, tape=tape)")
+        gradients = self.get_gradients(loss, params)
+        return [self.apply_gradients(zip(gradients, params, strict=True))]
+
+    def _require_graph(self, method: str, instead: str) -> None:
+        if tf.executing_eagerly():
+            raise OptimizerArgumentError(
+                f"{self.name}.{method}: it works in graphs, where a loss knows what it was "
+                f"computed from. Got an eager call. Call {instead}, or use a tf.function."
+            )
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], name: Any = None) -> Any:
+        """Update variables by (gradient, variable) pairs."""
+        raise NotImplementedError
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the slots of variables."""
+        raise NotImplementedError

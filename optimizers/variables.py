@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
-__all__ = ["native_variable", "unique_keys", "variable_path", "variables_by_path"]
+__all__ = ["matches", "native_variable", "unique_keys", "variable_path", "variables_by_path"]
 
 Item = TypeVar("Item")
 
@@ -41,3 +42,8 @@ def unique_keys(names: Sequence[str], items: Sequence[Item]) -> dict[str, Item]:
         counts[name] = counts.get(name, 0) + 1
         result[name if counts[name] == 1 else f"{name}#{counts[name]}"] = item
     return result
+
+
+def matches(patterns: Iterable[str], path: str) -> bool:
+    """Return whether one of the regular expressions is found in a path."""
+    return any(re.search(pattern, path) for pattern in patterns)

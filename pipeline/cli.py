@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib.resources import files
@@ -131,6 +133,27 @@ def check(file: str, overrides: tuple[str, ...]) -> None:
     """Check a config FILE and report every error at once; nothing is run."""
     config = _load(file, overrides)
     click.echo(f"{file}: fits. Pipeline {config.name!r}, workspace {Workspace.of(config).folder}")
+
+
+@main.command()
+@click.argument("file")
+@_overrides
+@_reports_errors
+def doctor(file: str, overrides: tuple[str, ...]) -> None:
+    """Name what would make the training of a config FILE dense or wrong, with the remedy.
+
+    Model and optimizer are built and tried out on tables of a few rows; no data is read. The exit
+    code is 1 if there are findings.
+    """
+    config = _load(file, overrides)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # what TensorFlow imports, of Python's age
+        from rowstep.components.doctor import examine, report
+
+    findings = examine(config)
+    click.echo(f"{file}: {report(findings)}")
+    sys.exit(1 if findings else 0)
 
 
 @main.command()

@@ -235,7 +235,7 @@ def test_second_sigterm_while_a_checkpoint_is_written_is_ignored(
 def test_diverged_training_stops_with_its_step_and_is_not_saved(
     job: Callable[..., TrainJob],
 ) -> None:
-    with pytest.raises(DivergedError, match=r"the loss must stay a finite number\. Got (nan|inf)"):
+    with pytest.raises(DivergedError, match=r"must stay (a finite number|finite numbers)\. Got"):
         train(job("optimizer.learning_rate=1e30", "checkpoint.every_steps=30"))
     [folder] = job().state_dir.iterdir()
     assert CheckpointStore(folder / "checkpoints").steps() == []

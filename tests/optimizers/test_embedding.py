@@ -144,16 +144,37 @@ def test_a_model_with_the_layer_is_exported_and_served(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0, 3), "Embedding: input_dim must be an integer from 1 up. Got 0."),
-        ((5, 2.0), "Embedding: output_dim must be an integer from 1 up. Got 2.0."),
-        ((5, 3, "uniform", -1.0), "Embedding: row_l2 must not be negative. Got -1.0."),
+        ({"input_dim": 0}, "Embedding: input_dim must be an integer from 1 up. Got 0."),
+        ({"output_dim": 2.0}, "Embedding: output_dim must be an integer from 1 up. Got 2.0."),
+        ({"row_l2": -1.0}, "Embedding: row_l2 must not be negative. Got -1.0."),
     ],
 )
-def test_sizes_that_make_no_table_are_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_sizes_that_make_no_table_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(OptimizerArgumentError, match=message):
-        Embedding(*arguments)
+        Embedding(**{"input_dim": 5, "output_dim": 3} | arguments)
 
 
 def test_ids_that_are_not_integers_are_refused() -> None:
     with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got float32"):
         Embedding(5, 3, name="items")(tf.constant([1.0]))
+    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got float32"):
+        Embedding(5, 3, name="items")(keras.Input((2,)))
+    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got bool"):
+        Embedding(5, 3, name="items")(tf.constant([True]))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64"])
+def test_ids_may_be_integers_that_a_gather_does_not_take(dtype: str) -> None:
+    layer = Embedding(5, 3)
+    rows = layer(tf.constant([4, 0], dtype))
+    np.testing.assert_array_equal(rows, np.array(layer.embeddings)[[4, 0]])
+
+
+def test_a_layer_may_be_shared() -> None:
+    layer = Embedding(5, 2, "ones")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([1, 2]))) + tf.reduce_sum(layer(tf.constant([2])))
+    gradient = tape.gradient(loss, layer.embeddings.value)
+    assert isinstance(gradient, tf.IndexedSlices)
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient)[:, 0], [0, 1, 2, 0, 0])
+    assert len(layer.weights) == 1

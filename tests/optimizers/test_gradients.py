@@ -85,7 +85,7 @@ def test_a_gradient_that_merely_broadcasts_is_refused() -> None:
     optimizer = LazyAdam()
     with pytest.raises(
         OptimizerArgumentError,
-        match=r"lazy_adam, table: a gradient must have the variable's shape. Got \(1, 2\)",
+        match=r"LazyAdam, table: a gradient must have the variable's shape. Got \(1, 2\)",
     ):
         optimizer.apply([tf.ones((1, 2))], [table])
     np.testing.assert_array_equal(np.array(table), np.ones(SHAPE))

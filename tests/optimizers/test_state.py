@@ -182,7 +182,7 @@ def test_all_misfits_of_a_named_state_are_named_at_once() -> None:
     with pytest.raises(StateMismatchError) as caught:
         optimizer.load_named_state(wrong)
     message = str(caught.value)
-    assert message.startswith("lazy_adam.load_named_state: the state must fit the variables")
+    assert message.startswith("LazyAdam.load_named_state: the state must fit the variables")
     for part in (
         "no score/bias/momentum",
         "unexpected scores/bias/momentum",

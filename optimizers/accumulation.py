@@ -1,0 +1,59 @@
+"""The sum of several calls' gradients, kept sparse for the variables whose gradients are."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from rowstep.optimizers.gradients import Gradient, compute_dtype
+from rowstep.optimizers.row_update import SlotSpec, Step
+from rowstep.optimizers.sparse_rows import RowGradient, gather_rows, scatter_rows
+
+__all__ = ["accumulate", "accumulator_specs"]
+
+
+def accumulator_specs(shape: tuple[int, ...], dtype: tf.DType) -> dict[str, SlotSpec]:
+    """Return the slots that hold the sum and mark the rows that are in it."""
+    return {
+        "accumulated": SlotSpec(shape, compute_dtype(dtype)),
+        "pending": SlotSpec(shape[:1], tf.int64),
+    }
+
+
+def accumulate(
+    num_calls: int,
+    accumulated: tf.Variable,
+    gradient: Gradient,
+    step: Step,
+    pending: tf.Variable,
+) -> Gradient:
+    """Add a gradient to the sum; return the mean of all calls once it is due, zeros before.
+
+    Of sparse gradients the result is a RowGradient: of the rows of all calls once it is due, and
+    without any row before.
+
+    Args:
+        num_calls: How many calls make one update.
+        accumulated: The sum, of the variable's shape.
+        gradient: The gradient of this call, with repeated rows summed.
+        step: The step; `active` is true when the mean is due.
+        pending: Which rows are in the sum, [V].
+
+    Cost: O(R * D) a call, and a scan of V numbers when the mean is due.
+    """
+    if not isinstance(gradient, RowGradient):
+        total = tf.convert_to_tensor(accumulated) + gradient
+        zeros = tf.zeros_like(total)
+        accumulated.assign(tf.where(step.active, zeros, total))
+        return tf.where(step.active, total / num_calls, zeros)
+    row_ids = tf.cast(gradient.row_ids, tf.int64)
+    accumulated.scatter_add(tf.IndexedSlices(gradient.row_grads, row_ids))
+    scatter_rows(pending, row_ids, tf.ones_like(row_ids))
+    due = tf.cond(
+        step.active,
+        lambda: tf.reshape(tf.where(tf.convert_to_tensor(pending) > 0), [-1]),
+        lambda: tf.zeros([0], tf.int64),
+    )
+    rows = gather_rows(accumulated, due, accumulated.dtype)
+    scatter_rows(accumulated, due, tf.zeros_like(rows))
+    scatter_rows(pending, due, tf.zeros_like(due))
+    return RowGradient(due, rows / num_calls)
