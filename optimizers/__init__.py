@@ -26,18 +26,23 @@ from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
 from rowstep.optimizers.lamb import LAMB
 from rowstep.optimizers.lazy_adam import LazyAdam
 from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.registry import ADAPTERS, optimizer_class
 from rowstep.optimizers.slot_stats import collect, slot_stats
+from rowstep.optimizers.v1 import LazyAdamOptimizer
 
 __all__ = [
+    "ADAPTERS",
     "LAMB",
     "OPTIMIZERS",
     "AdamMultilr",
     "Embedding",
     "LazyAdam",
+    "LazyAdamOptimizer",
     "OptimizerArgumentError",
     "StateMismatchError",
     "StepOptions",
     "collect",
+    "optimizer_class",
     "slot_stats",
 ]
 

@@ -50,7 +50,8 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         # Keras would make averages and accumulators of its own, of the tables' size.
         for index, variable in enumerate(variables):
             self._trainable_variables_indices[self._var_key(variable)] = index
-        self._trainable_variables = variables
+        # Not an assignment: Keras would take the model's variables for the optimizer's.
+        self._trainable_variables.extend(variables)
         self.built = True
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
@@ -144,26 +145,6 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         )
         self._added.append((variable.name, variable))
         return variable
-
-    def add_weight(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: Any = None,
-        initializer: Any = "zeros",
-        **others: Any,
-    ) -> keras.Variable:
-        """Add a variable of your own, under the older name of `add_variable`.
-
-        `trainable`, `synchronization` and `aggregation` are accepted: a state is never trained.
-        """
-        unknown = others.keys() - {"trainable", "synchronization", "aggregation"}
-        if unknown:
-            raise OptimizerArgumentError(
-                f"{self.name}.add_weight: {sorted(unknown)[0]} is not an argument. "
-                f"Got {sorted(unknown)}. Remove it or correct its spelling."
-            )
-        return self.add_variable(shape, dtype, initializer, name)
 
     def add_variable_from_reference(
         self,

@@ -93,7 +93,7 @@ def _table_findings(table: TableUse, model: Any, by_rowstep: bool) -> Iterator[F
             _USE_EMBEDDING,
         )
     # rowstep's optimizers apply a row constraint to the rows that they move.
-    by_row = True and getattr(table.variable, "row_constraint", None) is not None
+    by_row = by_rowstep and getattr(table.variable, "row_constraint", None) is not None
     if settings.constraint is not None and not by_row:
         yield Finding(
             "embeddings_constraint",

@@ -83,9 +83,7 @@ def _option(
             where,
             "a gradient must be clipped after the parts of a repeated id are summed. "
             "Got a clip of the parts, which is another one.",
-            "Set clip_before_sum=False."
-            if before
-            else f"Set {option} in {lazy_adam_for(optimizer)}.",
+            "Set clip_before_sum=False." if is_of_rowstep(optimizer) else remedy,
         )
 
 

@@ -22,7 +22,7 @@ ADAPTERS: Mapping[str, Mapping[str, str]] = {
         "lazy_adam": "rowstep.optimizers.tf_keras:LazyAdam",
     },
     "dtensor": {"adam": "rowstep.optimizers.dtensor:Adam"},
-    "tf1": {"lazy_adam": "rowstep.optimizers.lazy_adam_v1:LazyAdamOptimizer"},
+    "tf1": {"lazy_adam": "rowstep.optimizers.v1:LazyAdamOptimizer"},
 }
 """Where the class of each optimizer is, by adapter and name: "<module>:<class>"."""
 

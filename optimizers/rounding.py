@@ -55,19 +55,22 @@ def noise(row_ids: tf.Tensor, shape: tf.TensorShape, seed: int, step: tf.Tensor)
         step: int64 scalar.
 
     Returns:
-        float32 tensor [R, *shape], multiples of 2^-24.
+        float32 tensor [R, *shape], multiples of 2^-16.
 
     Source: the mixing function of splitmix64 (Steele, Lea and Flood, 2014).
     """
     size = shape.num_elements()
-    columns = tf.reshape(tf.range(size, dtype=tf.int64), shape.as_list())
-    rows = row_ids
-    for _ in range(shape.rank):
-        rows = tf.expand_dims(rows, -1)
+    # Rounding to bfloat16 drops 16 bits, so one hash of 64 bits serves four numbers.
+    num_hashes = -(-size // 4)
+    rows = tf.expand_dims(row_ids, -1)
     # The mixed key, not a sum: neighbouring steps must not see neighbouring elements' noise.
     key = _mixed(step * _GOLDEN + seed)
-    bits = _mixed((rows * size + columns) * _GOLDEN + key)
-    return tf.cast(_shifted(bits, 40), tf.float32) * 2.0**-24
+    hashes = rows * num_hashes + tf.range(num_hashes, dtype=tf.int64)
+    quarters = tf.bitcast(_mixed(hashes * _GOLDEN + key), tf.int16)
+    lead = tf.shape(row_ids)
+    numbers = tf.reshape(quarters, tf.concat([lead, [4 * num_hashes]], axis=0))[..., :size]
+    uniform = (tf.cast(numbers, tf.float32) + 32768.0) * 2.0**-16
+    return tf.reshape(uniform, tf.concat([lead, shape.as_list()], axis=0))
 
 
 def _mixed(x: tf.Tensor) -> tf.Tensor:

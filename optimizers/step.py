@@ -122,7 +122,8 @@ class RowStep:
         pairs = _present(list(pairs))
         pairs = self.aggregate_gradients(pairs) if aggregate else pairs
         self._update_all([g for g, _ in pairs], [v for _, v in pairs])
-        for _, variable in pairs:
+        accumulates = self._options.gradient_accumulation_steps is not None
+        for variable in self._built_on() if accumulates else [v for _, v in pairs]:
             # A constraint of rows was applied to the rows that moved.
             if variable.constraint is not None and not hasattr(variable, "row_constraint"):
                 variable.assign(variable.constraint(variable))
@@ -142,6 +143,7 @@ class RowStep:
 
     def _update_all(self, raw_gradients: list[Any], variables: list[Any]) -> None:
         indices = [self._index_of(variable) for variable in variables]
+        self._refuse_repeated(indices)
         natives = [native_variable(variable) for variable in variables]
         checked = [
             self._checked(index, native, gradient)
@@ -155,11 +157,15 @@ class RowStep:
                 grads = [gradients.summed(gradient) for gradient in self._clipped(grads)]
             else:
                 grads = [gradients.summed(gradient) for gradient in grads]
+            active = [step.active] * len(grads)
             if self._options.gradient_accumulation_steps is not None:
-                grads = self._accumulated(indices, grads, step)
+                # All variables: one without a gradient in this call may have had it before.
+                grads, active = self._accumulated(dict(zip(indices, grads, strict=True)), step)
+                natives = [native_variable(variable) for variable in self._built_on()]
+                indices = list(range(len(natives)))
             if not self._options.clip_before_sum:
                 grads = self._clipped(grads)
-            self._write(indices, natives, grads, rates, step)
+            self._write(indices, natives, grads, rates, step, active)
 
     def _checked(
         self, index: int, native: tf.Variable, gradient: Any
@@ -180,20 +186,24 @@ class RowStep:
         grads: list[Gradient],
         rates: list[tf.Tensor],
         step: Step,
+        active: list[tf.Tensor | None],
     ) -> None:
-        def update(strategy: tf.distribute.Strategy, grads: Any, rates: Any, step: Any) -> None:
+        def update(
+            strategy: tf.distribute.Strategy, grads: Any, rates: Any, step: Any, active: Any
+        ) -> None:
             if self._options.use_ema:
                 averages.start(strategy, self._averaged_variables(), step)
-            for index, native, gradient in zip(indices, natives, grads, strict=True):
+            for index, native, gradient, moves in zip(indices, natives, grads, active, strict=True):
                 function = functools.partial(self._update, index, tuple(self._slots[index]))
-                args = (gradient, rates[self._plans[index].rate_group], step)
+                rate = rates[self._plans[index].rate_group]
+                args = (gradient, rate, step._replace(active=moves))
                 args += tuple(native_variable(slot) for slot in self._slots[index].values())
                 strategy.extended.update(native, function, args=args, group=False)
             if self._options.use_ema and self._options.ema_overwrite_frequency is not None:
                 every = self._options.ema_overwrite_frequency
                 averages.overwrite(strategy, self._averaged_variables(), step, every)
 
-        across_replicas(update, (grads, rates, step))
+        across_replicas(update, (grads, rates, step, active))
 
     def _update(
         self,
@@ -220,19 +230,24 @@ class RowStep:
             rate = tf.convert_to_tensor(learning_rate)
             self._update(index, names, native, gradient, rate, number, *slots)
 
-    def _accumulated(self, indices: list[int], grads: list[Gradient], step: Step) -> list[Gradient]:
+    def _accumulated(
+        self, grads: dict[int, Gradient], step: Step
+    ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
+        """Return the gradient of every variable, and whether it is one to move by."""
         num_calls = self._options.gradient_accumulation_steps
 
-        def update(strategy: tf.distribute.Strategy, grads: Any, step: Any) -> list[Gradient]:
+        def update(strategy: tf.distribute.Strategy, grads: Any, step: Any) -> list[Any]:
             results = []
-            for index, gradient in zip(indices, grads, strict=True):
-                first, *rest = (native_variable(v) for v in self._accumulators[index].values())
+            for index, slots in enumerate(self._accumulators):
+                first, *rest = (native_variable(slot) for slot in slots.values())
                 function = functools.partial(accumulate, num_calls)
-                args = (gradient, step, *rest)
+                args = (grads.get(index), step, *rest)
                 results.append(strategy.extended.update(first, function, args=args, group=False))
             return results
 
-        return [_of_this_replica(result) for result in across_replicas(update, (grads, step))]
+        results = across_replicas(update, (grads, step))
+        means = [_of_this_replica(mean) for mean, _ in results]
+        return means, [_of_this_replica(active) for _, active in results]
 
     def _clipped(self, unclipped: list[Gradient]) -> list[Gradient]:
         options = self._options
@@ -300,8 +315,16 @@ class RowStep:
         # absent catch up first.
         if not getattr(self, "_slots", None) or not self._options.use_ema:
             raise AttributeError("_model_variables_moving_average: use_ema is not set.")
+        averaged_variables = self._averaged_variables()
+        for key, averaged in zip(self._keys, averaged_variables, strict=True):
+            if averaged.variable.dtype != averaged.average.dtype:
+                raise OptimizerArgumentError(
+                    f"{self.name}: weights and averages that are swapped must be of one dtype. "
+                    f"Got {key} of {averaged.variable.dtype.name} with an average of "
+                    f"{averaged.average.dtype.name}. Use finalize_variable_values instead."
+                )
         number = self._num_updates()
-        for averaged in self._averaged_variables():
+        for averaged in averaged_variables:
             averages.settle(averaged, number)
         return [slots["average"] for slots in self._slots]
 
@@ -317,6 +340,14 @@ class RowStep:
                 f"{self.name}: {', '.join(self._table_options())} concerns tables, so there must "
                 f"be one. Got {', '.join(by_path)}, of which none matches "
                 f"tables={list(self._options.tables)}. Set tables to patterns of your tables."
+            )
+
+    def _refuse_repeated(self, indices: Sequence[int]) -> None:
+        repeated = sorted({self._keys[i] for i in indices if indices.count(i) > 1})
+        if repeated:
+            raise OptimizerArgumentError(
+                f"{self.name}: a variable must not be twice in one step. "
+                f"Got {', '.join(repeated)} again. Add its gradients first."
             )
 
     def _refuse_unusual(self, by_path: Mapping[str, Any]) -> None:
@@ -341,8 +372,8 @@ def across_replicas(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return function(tf.distribute.get_strategy(), *args)
 
 
-def _of_this_replica(result: Any) -> Gradient:
-    """Return a gradient out of what a strategy's update returned: a tuple of local replicas'."""
+def _of_this_replica(result: Any) -> Any:
+    """Return a tensor or RowGradient out of a strategy's update: a tuple of local replicas'."""
     context = tf.distribute.get_replica_context()
     # A constant in a tensor, in a graph. All replicas' values are equal: 0 is right everywhere.
     replica = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)

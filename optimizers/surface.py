@@ -32,6 +32,7 @@ class OptimizerSurface:
 
     name: str
     built: bool
+    add_variable: Callable[..., Any]
     iterations: Any
     learning_rate: Any
     _options: StepOptions
@@ -183,6 +184,26 @@ class OptimizerSurface:
             slot.assign(self._initial_values(initializer, full, native.dtype))
             slots[slot_name] = slot  # type: ignore[index]
         return slots[slot_name]
+
+    def add_weight(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Any = None,
+        initializer: Any = "zeros",
+        **others: Any,
+    ) -> Any:
+        """Add a variable of your own, under the older name of `add_variable`.
+
+        `trainable`, `synchronization` and `aggregation` are accepted: a state is never trained.
+        """
+        unknown = others.keys() - {"trainable", "synchronization", "aggregation"}
+        if unknown:
+            raise OptimizerArgumentError(
+                f"{self.name}.add_weight: {sorted(unknown)[0]} is not an argument. "
+                f"Got {sorted(unknown)}. Remove it or correct its spelling."
+            )
+        return self.add_variable(shape, dtype, initializer, name)
 
     def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:
         raise NotImplementedError

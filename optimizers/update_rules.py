@@ -90,7 +90,7 @@ def moving_average(
     averaged. An average that is equal to the weights stays so to the bit.
     """
     num_steps = tf.cast(num_steps, w.dtype)
-    if isinstance(momentum, float) and 0.0 < momentum:
+    if isinstance(momentum, float) and momentum > 0.0:
         return average + bias_correction(momentum, num_steps) * (w - average)
     return average + (1.0 - _power(momentum, num_steps)) * (w - average)
 

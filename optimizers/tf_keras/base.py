@@ -32,6 +32,10 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
 
     schedule_type: ClassVar[type] = tf_keras.optimizers.schedules.LearningRateSchedule
     average_starts_at_first_step: ClassVar[bool] = False
+    _iterations: tf.Variable
+    _learning_rate: Any
+    _own_variables: list[Any]
+    _variables: list[Any]
 
     def __init__(self, learning_rate: Any, options: Mapping[str, Any], name: str) -> None:
         where = type(self).__name__
@@ -171,10 +175,9 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         return variable
 
     def _rate_now(self, rate: Any) -> tf.Tensor:
-        if isinstance(rate, self.schedule_type):
-            rate = rate(self._iterations)
-        elif callable(rate):
-            rate = rate()
+        is_schedule = isinstance(rate, self.schedule_type)
+        if callable(rate):
+            rate = rate(self._iterations) if is_schedule else rate()
         return tf.convert_to_tensor(rate)
 
     def _rate_variables(self) -> dict[str, Any]:
@@ -240,7 +243,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         start = tf.zeros(spec.shape, spec.dtype)
         if spec.copies_weights:
             start = tf.cast(tf.convert_to_tensor(variable), spec.dtype)
-        plain = super(tf_keras.optimizers.Optimizer, self)
+        plain: Any = super(tf_keras.optimizers.Optimizer, self)
         return plain.add_variable_from_reference(reference, slot, initial_value=start)
 
     def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:

@@ -27,6 +27,45 @@ ABSENT_ROWS = [4, 6]
 RATE = 0.0625
 """Exact in float32, the dtype that Keras holds learning rates in."""
 
+EMA = {"use_ema": True, "ema_momentum": 0.7}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "visits": ("lazy_adam", {"bias_correction": "visits"}),
+    "idle_decay": ("lazy_adam", {"idle_decay": True}),
+    "row_velocity": ("lazy_adam", {"row_velocity": True}),
+    "weight_decay": ("lazy_adam", {"weight_decay": 0.3}),
+    "ema": ("lazy_adam", EMA),
+    "ema_overwrite": ("lazy_adam", {**EMA, "ema_overwrite_frequency": 4}),
+    "accumulation": ("lazy_adam", {"gradient_accumulation_steps": 3}),
+    "decay": ("lazy_adam", {"decay": 0.5}),
+    "loss_scale": ("lazy_adam", {"loss_scale_factor": 1024.0}),
+    "clipvalue_and_clipnorm": ("lazy_adam", {"clipvalue": 0.3, "clipnorm": 0.5}),
+    "global_clipnorm": ("lazy_adam", {"global_clipnorm": 0.5}),
+    "clip_before_sum": ("lazy_adam", {"clipnorm": 0.5, "clip_before_sum": True}),
+    "all_lazy": (
+        "lazy_adam",
+        {
+            **EMA,
+            "bias_correction": "visits",
+            "idle_decay": True,
+            "row_velocity": True,
+            "weight_decay": 0.3,
+            "gradient_accumulation_steps": 2,
+        },
+    ),
+    "lazy_amsgrad": ("adam_multilr", {"amsgrad": True, "beta_2": 0.5, "lazy": True, **EMA}),
+    "dense_amsgrad": ("adam_multilr", {"amsgrad": True, "beta_2": 0.5, "weight_decay": 0.3, **EMA}),
+    "lamb_by_row": (
+        "lamb",
+        {"row_trust_ratio": True, "weight_decay_rate": 0.1, "trust_ratio_clip": (0.5, 1.5), **EMA},
+    ),
+    "lamb_dense": (
+        "lamb",
+        {"row_velocity": True, "trust_ratio_clip": (0.5, 1.5), "gradient_accumulation_steps": 2},
+    ),
+}
+"""Optimizers with options, by what is special about them."""
+LAZY_CASES = [case for case in CASES if case not in ("dense_amsgrad", "lamb_dense")]
+
 MAKERS = {"lazy_adam": LazyAdam, "lamb": LAMB, "adam_multilr": AdamMultilr}
 WRAPS: dict[str, Callable[..., Any]] = {
     "eager": lambda function: function,
@@ -121,21 +160,30 @@ def assert_follows(
     states: Mapping[str, VariableState],
     tolerance: float = 2e-6,
 ) -> None:
-    """Compare weights and all slots that the reference knows."""
-    slots = {
-        "momentum": "m",
-        "velocity": "v",
-        "velocity_hat": "v_hat",
-        "last_step": "last_step",
-        "num_visits": "num_visits",
-    }
+    """Compare weights, all slots that the reference knows, and the average of all rows.
+
+    That takes the average into the weights, so it is the end of the training.
+    """
     for name, variable in trained.items():
         close(np.array(variable), states[name].w, tolerance, f"weights of {name}")
         for slot in optimizer.get_slot_names():
-            if slot in slots:
+            if slot in _SLOTS:
                 got = np.array(optimizer.get_slot(variable, slot))
-                wanted = getattr(states[name], slots[slot]).reshape(got.shape)
+                wanted = getattr(states[name], _SLOTS[slot]).reshape(got.shape)
                 close(got, wanted, tolerance, f"{slot} of {name}")
+    if optimizer.use_ema:
+        optimizer.finalize_variable_values(list(trained.values()))
+        for name, variable in trained.items():
+            close(np.array(variable), states[name].average, tolerance, f"average of {name}")
+
+
+_SLOTS = {
+    "momentum": "m",
+    "velocity": "v",
+    "velocity_hat": "v_hat",
+    "last_step": "last_step",
+    "num_visits": "num_visits",
+}
 
 
 def close(got: Array, wanted: Array, tolerance: float, what: str = "") -> None:

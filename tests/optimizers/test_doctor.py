@@ -120,18 +120,19 @@ class Tower(keras.layers.Layer):
 
 
 class Inner(keras.layers.Layer):
-    """A table of a user, read whole in a function of its own, behind a condition."""
+    """A table of a user, with a gather in a function of its own, behind a condition."""
+
+    def __init__(self, reads_first: bool) -> None:
+        super().__init__()
+        self.reads_first = reads_first
 
     def build(self, input_shape: Any) -> None:
         self.rows = self.add_weight(shape=(NUM_ROWS, WIDTH), name="rows")
 
     def call(self, ids: Any) -> Any:
-        take = tf.function(lambda rows, ids: tf.gather(tf.convert_to_tensor(rows), ids))
-        return tf.cond(
-            tf.reduce_max(ids) > 3,
-            lambda: take(self.rows.value, ids),
-            lambda: take(self.rows.value, ids + 1),
-        )
+        take = tf.function(lambda rows, ids: tf.gather(rows, ids))
+        read = tf.convert_to_tensor(self.rows.value) if self.reads_first else self.rows.value
+        return tf.cond(tf.reduce_max(ids) > 3, lambda: take(read, ids), lambda: take(read, ids + 1))
 
     def compute_output_spec(self, ids: Any) -> Any:
         return keras.KerasTensor((*ids.shape, WIDTH))
@@ -164,7 +165,8 @@ def test_layers_are_looked_at_inside_wrappers_of_keras() -> None:
 
 
 def test_tables_are_followed_into_functions_and_conditions() -> None:
-    assert codes(functional(Inner()), LazyAdam()) == ["embedding"]
+    assert codes(functional(Inner(reads_first=True)), LazyAdam()) == ["embedding"]
+    assert doctor(functional(Inner(reads_first=False)), LazyAdam()) == []
 
 
 def test_stock_layer_reads_the_table_and_rowsteps_does_not() -> None:

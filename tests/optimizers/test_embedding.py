@@ -178,3 +178,16 @@ def test_a_layer_may_be_shared() -> None:
     assert isinstance(gradient, tf.IndexedSlices)
     np.testing.assert_array_equal(tf.convert_to_tensor(gradient)[:, 0], [0, 1, 2, 0, 0])
     assert len(layer.weights) == 1
+
+
+def test_a_constraint_concerns_the_rows_that_moved_and_no_others() -> None:
+    weights = np.array([[-1.0, 2.0], [-3.0, 4.0], [-5.0, 6.0]], np.float32)
+    layer = Embedding(3, 2, keras.initializers.Constant(0.0), embeddings_constraint="non_neg")
+    layer.build()
+    layer.embeddings.assign(weights)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(layer(tf.constant([0, 2, 0])))
+    LazyAdam(0.1).apply([tape.gradient(loss, layer.embeddings.value)], [layer.embeddings])
+    after = np.array(layer.embeddings)
+    np.testing.assert_allclose(after[[0, 2]], [[0.0, 1.9], [0.0, 5.9]], rtol=1e-5)
+    np.testing.assert_array_equal(after[1], weights[1])

@@ -101,6 +101,14 @@ def test_lazy_steps_equal_the_reference_in_all_layouts(
     )
 
 
+@pytest.mark.parametrize("kernel", ["replicated", "columns"])
+@pytest.mark.parametrize("table", ["columns", "both"])
+def test_lazy_steps_in_a_graph_equal_the_reference(
+    results: dict[str, Any], table: str, kernel: str
+) -> None:
+    assert_trained(results[f"{table}-{kernel}-rows-lazy=True-graph=True"], lazy=True)
+
+
 def test_dense_and_lazy_references_are_far_apart() -> None:
     dense, lazy = trained_model(lazy=False)[0], trained_model(lazy=True)[0]
     assert np.abs(dense[0] - lazy[0]).max() > 0.1

@@ -90,6 +90,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "callables": {"rates": [0.2, 0.1, 0.05], "beta_1": 0.8},
     "ema": {"ema": 0.6},
     "ema_overwrite": {"ema": 0.6, "overwrite": 2},
+    "combined": {
+        "global_clipnorm": 0.5,
+        "weight_decay": 0.3,
+        "amsgrad": True,
+        "beta_2": 0.5,
+        "adaptive_epsilon": True,
+        "epsilon": 0.1,
+        "ema": 0.6,
+        "overwrite": 2,
+    },
     "float64": {},
 }
 
@@ -113,7 +123,7 @@ def test_every_option_changes_the_result(name: str) -> None:
     assert np.abs(one - other).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["ema", "ema_overwrite"])
+@pytest.mark.parametrize("name", ["ema", "ema_overwrite", "combined"])
 def test_finalizing_sets_the_weights_to_their_average(results: dict[str, Any], name: str) -> None:
     result = results[f"options-{name}"]
     np.testing.assert_array_equal(result["final"], result["table/average"])

@@ -1,8 +1,9 @@
 """One step of Adam on one variable, on a mesh or off it: read once, compute, assign once.
 
-On a mesh TensorFlow 2.16 gets sums wrong where a slot is read again after it was assigned, or is
-changed in place by a value computed from it. So every slot is read exactly once, the arithmetic is
-functional, and every variable is assigned exactly once, in its own layout.
+Inside a tf.function on a mesh TensorFlow 2.16 gets some layouts wrong, by any amount, where a slot
+is changed in place by a value computed from it and then read again, as tf_keras' own Adam does. So
+every slot is read exactly once, the arithmetic is functional, and every variable is assigned
+exactly once, in its own layout.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from rowstep.optimizers import sparse_rows, update_rules
+from rowstep.optimizers.dtensor.gradients import MaskedGradient, Prepared
+from rowstep.optimizers.dtensor.layout import is_on_mesh
 from rowstep.optimizers.gradients import compute_dtype
-from rowstep.optimizers.mesh_gradients import MaskedGradient, Prepared
-from rowstep.optimizers.mesh_layout import is_on_mesh
 from rowstep.optimizers.sparse_rows import RowGradient
 
 __all__ = ["Averaging", "Coefficients", "update_variable"]
@@ -62,7 +63,7 @@ def update_variable(
     Args:
         variable: The weights.
         slots: "momentum", "velocity" and, as there are, "velocity_hat" and "average".
-        gradient: What `mesh_gradients.prepared` returned. For rows and masks everything but the
+        gradient: What `gradients.prepared` returned. For rows and masks everything but the
             average stands still elsewhere, to the bit.
         coefficients: Of this step.
         averaging: None for no average.

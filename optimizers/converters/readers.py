@@ -13,11 +13,11 @@ import h5py  # type: ignore[import-untyped]
 import numpy as np
 import tensorflow as tf
 
-from rowstep.optimizers.beta_powers import steps_of_powers
-from rowstep.optimizers.conversion import Array, Target, checked_state, refuse, targets
-from rowstep.optimizers.list_state import interleaved_state
+from rowstep.optimizers.converters.beta_powers import steps_of_powers
+from rowstep.optimizers.converters.checks import Array, Target, checked_state, refuse, targets
+from rowstep.optimizers.converters.lists import interleaved_state
+from rowstep.optimizers.converters.tf1 import from_tf1
 from rowstep.optimizers.state import listing
-from rowstep.optimizers.tf1_state import from_tf1
 
 __all__ = ["from_tf1_checkpoint", "from_tf_checkpoint", "read_keras_file"]
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, ClassVar
 
 from rowstep.optimizers import state
+from rowstep.optimizers.dtensor.hyper import MeshHyperparameters
+from rowstep.optimizers.dtensor.layout import assign_array, read_array
 from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
-from rowstep.optimizers.mesh_hyper import MeshHyperparameters
-from rowstep.optimizers.mesh_layout import assign_array, read_array
 from rowstep.optimizers.state import Array
 from rowstep.optimizers.variables import variables_by_path
 

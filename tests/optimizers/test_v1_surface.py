@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from rowstep.optimizers import reference
-from rowstep.optimizers.lazy_adam_v1 import LazyAdamOptimizer
+from rowstep.optimizers.v1.optimizer import LazyAdamOptimizer
 
 v1 = tf.compat.v1
 both_kinds = pytest.mark.parametrize("use_resource", [False, True])

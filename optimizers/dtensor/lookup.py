@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.experimental import dtensor
 
+from rowstep.optimizers.dtensor.layout import is_on_mesh
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.mesh_layout import is_on_mesh
 
 __all__ = ["lookup"]
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rowstep.optimizers.beta_powers import checked_betas, power_after, steps_of_powers
-from rowstep.optimizers.conversion import (
+from rowstep.optimizers.converters.beta_powers import checked_betas, power_after, steps_of_powers
+from rowstep.optimizers.converters.checks import (
     Array,
     checked_state,
     refuse,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rowstep.optimizers.conversion import (
+from rowstep.optimizers.converters.checks import (
     Array,
     Target,
     checked_state,

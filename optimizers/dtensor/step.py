@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, TypeAlias
 import tensorflow as tf
 
 from rowstep.optimizers import update_rules
+from rowstep.optimizers.dtensor.gradients import Prepared, clipped, prepared
+from rowstep.optimizers.dtensor.layout import is_on_mesh
+from rowstep.optimizers.dtensor.options import GradientsClipOption
+from rowstep.optimizers.dtensor.state import MeshState
+from rowstep.optimizers.dtensor.update import Averaging, Coefficients, update_variable
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.gradients import compute_dtype
-from rowstep.optimizers.mesh_gradients import Prepared, clipped, prepared
-from rowstep.optimizers.mesh_layout import is_on_mesh
-from rowstep.optimizers.mesh_options import GradientsClipOption
-from rowstep.optimizers.mesh_state import MeshState
-from rowstep.optimizers.mesh_update import Averaging, Coefficients, update_variable
 from rowstep.optimizers.variables import variable_path, variables_by_path
 
 __all__ = ["MeshStep"]

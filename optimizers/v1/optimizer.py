@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from rowstep.optimizers import arguments, v1_gradients
+from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.v1_gradients import hyperparameter, refuse_non_variable
-from rowstep.optimizers.v1_state import SessionState
-from rowstep.optimizers.v1_update import LazyUpdate
+from rowstep.optimizers.v1 import gradients
+from rowstep.optimizers.v1.gradients import hyperparameter, refuse_non_variable
+from rowstep.optimizers.v1.state import SessionState
+from rowstep.optimizers.v1.update import LazyUpdate
 
 __all__ = ["LazyAdamOptimizer"]
 
@@ -172,7 +173,7 @@ class LazyAdamOptimizer(SessionState, LazyUpdate):
                 is run. Nothing has been updated.
         """
         where = f"{self._name}.apply_gradients"
-        pairs = v1_gradients.checked_pairs(where, grads_and_vars)
+        pairs = gradients.checked_pairs(where, grads_and_vars)
         return super().apply_gradients(
             pairs, global_step, name, skip_gradients_aggregation=skip_gradients_aggregation
         )

@@ -5,8 +5,8 @@ from rowstep.optimizers.dtensor import Adam      was tf.keras.dtensor.experiment
 
 from __future__ import annotations
 
-from rowstep.optimizers.mesh_adam import Adam
-from rowstep.optimizers.mesh_lookup import lookup
-from rowstep.optimizers.mesh_options import EmaOption, GradientsClipOption
+from rowstep.optimizers.dtensor.adam import Adam
+from rowstep.optimizers.dtensor.lookup import lookup
+from rowstep.optimizers.dtensor.options import EmaOption, GradientsClipOption
 
 __all__ = ["Adam", "EmaOption", "GradientsClipOption", "lookup"]

@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras
 
 from rowstep.optimizers import arguments
+from rowstep.optimizers.dtensor.layout import describe_mesh
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.mesh_layout import describe_mesh
 from rowstep.optimizers.variables import variable_path
 
 __all__ = ["MeshHyperparameters", "checked_rate", "renamed_rate"]

@@ -14,10 +14,10 @@ import tensorflow as tf
 from tensorflow.experimental import dtensor
 
 from rowstep.optimizers import gradients, sparse_rows
+from rowstep.optimizers.dtensor.layout import broadcast_rows, is_on_mesh, place, read_array
+from rowstep.optimizers.dtensor.options import GradientsClipOption
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.gradients import compute_dtype
-from rowstep.optimizers.mesh_layout import broadcast_rows, is_on_mesh, place, read_array
-from rowstep.optimizers.mesh_options import GradientsClipOption
 from rowstep.optimizers.sparse_rows import RowGradient
 
 __all__ = ["MaskedGradient", "Prepared", "clipped", "prepared"]
@@ -64,12 +64,13 @@ def prepared(
         if not is_sparse:
             return values, checks
         checks += _row_id_checks(tf.convert_to_tensor(gradient.indices), variable.shape[0], where)
-        rows = sparse_rows.sum_duplicate_rows(gradient.indices, values)
-        return (rows if lazy else sparse_rows.to_dense(rows, variable.shape)), checks
+        with tf.control_dependencies(checks):
+            rows = sparse_rows.sum_duplicate_rows(gradient.indices, values)
+            return (rows if lazy else sparse_rows.to_dense(rows, variable.shape)), checks
     layout = variable.layout
     # Segment sums are right on a mesh when no device lacks an id: rows of the batch unsharded.
     row_spec = [dtensor.UNSHARDED] if is_sparse else layout.sharding_specs[:1]
-    # Of a gradient in another layout than the variable TensorFlow 2.16 computes wrong sums.
+    # A gradient comes in the layout that its backward pass found best.
     values = place(values, dtensor.Layout([*row_spec, *layout.sharding_specs[1:]], layout.mesh))
     values = tf.cast(values, compute_dtype(variable.dtype))
     checks = _finite_checks(values, where)

@@ -38,14 +38,8 @@ from typing import Any
 
 import numpy as np
 
-from rowstep.optimizers.checkpoint_readers import (
-    from_tf1_checkpoint,
-    from_tf_checkpoint,
-    read_keras_file,
-)
-from rowstep.optimizers.conversion import ROW_COUNTERS, Array, targets
-from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.list_state import (
+from rowstep.optimizers.converters.checks import ROW_COUNTERS, Array, targets
+from rowstep.optimizers.converters.lists import (
     from_keras3,
     from_legacy_keras,
     from_tf_keras,
@@ -53,8 +47,14 @@ from rowstep.optimizers.list_state import (
     to_legacy_keras,
     to_tf_keras,
 )
+from rowstep.optimizers.converters.readers import (
+    from_tf1_checkpoint,
+    from_tf_checkpoint,
+    read_keras_file,
+)
+from rowstep.optimizers.converters.tf1 import from_tf1, to_tf1
+from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.state import listing
-from rowstep.optimizers.tf1_state import from_tf1, to_tf1
 
 __all__ = [
     "from_keras3",

@@ -11,17 +11,17 @@ import tf_keras
 from tensorflow.experimental import dtensor
 
 from rowstep.optimizers import arguments
-from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.gradients import compute_dtype
-from rowstep.optimizers.mesh_hyper import checked_rate, renamed_rate
-from rowstep.optimizers.mesh_layout import check_variables, is_on_mesh, place, rebuild_mesh
-from rowstep.optimizers.mesh_options import (
+from rowstep.optimizers.dtensor.hyper import checked_rate, renamed_rate
+from rowstep.optimizers.dtensor.layout import check_variables, is_on_mesh, place, rebuild_mesh
+from rowstep.optimizers.dtensor.options import (
     EmaOption,
     GradientsClipOption,
     resolved_clips,
     resolved_ema,
 )
-from rowstep.optimizers.mesh_step import MeshStep
+from rowstep.optimizers.dtensor.step import MeshStep
+from rowstep.optimizers.errors import OptimizerArgumentError
+from rowstep.optimizers.gradients import compute_dtype
 from rowstep.optimizers.variables import variable_path, variables_by_path
 
 __all__ = ["Adam"]

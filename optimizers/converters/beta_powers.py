@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rowstep.optimizers import arguments
-from rowstep.optimizers.conversion import Array, refuse
+from rowstep.optimizers.converters.checks import Array, refuse
 from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
 
 __all__ = ["checked_betas", "power_after", "steps_of_powers"]
