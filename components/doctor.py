@@ -6,7 +6,7 @@ from rowstep.components.build import build_optimizer
 from rowstep.components.models import build_model
 from rowstep.configs import RunConfig
 from rowstep.configs.schema import NumericFeature
-from rowstep.optimizers.doctor import Finding, doctor, report
+from rowstep.optimizers.diagnosis.doctor import Finding, doctor, report
 
 __all__ = ["examine", "report"]
 

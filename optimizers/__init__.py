@@ -1,11 +1,17 @@
 """Optimizers that touch only the rows a batch touches, their state, and a layer to look rows up.
 
-    LazyAdam, LAMB, AdamMultilr    Keras 3 optimizers
-    Embedding                 a Keras 3 layer that gathers rows without reading the table
-    OPTIMIZERS                the optimizers by the name that configs use
-    slot_stats, collect       statistics of optimizer state, as tensors or as numbers
-    StateMismatchError        state that does not fit
-    OptimizerArgumentError    an argument that does not fit
+    LazyAdam, LAMB, AdamMultilr   Keras 3 optimizers; StepOptions are the options of all of them
+    LazyAdamOptimizer             LazyAdam for tf.compat.v1
+    tf_keras.LazyAdam, ...        the same for tf_keras, in a module of that name
+    dtensor.Adam                  Adam for DTensor meshes, on tf_keras
+    OPTIMIZERS                    the optimizers by the name that configs use
+    ADAPTERS, optimizer_class     all optimizers by adapter and name
+    Embedding                     a Keras 3 layer that gathers rows without reading the table
+    doctor, Finding               what makes the training of a model dense or wrong
+    converters                    state of other systems' optimizers, and back
+    slot_stats, collect           statistics of optimizer state, as tensors or as numbers
+    StateMismatchError            state that does not fit
+    OptimizerArgumentError        an argument that does not fit
 
 `rowstep.optimizers.state` holds state access by name for any Keras 3 optimizer. The formulas are in
 `update_rules`, what they must compute is in `reference`.
@@ -21,6 +27,7 @@ if __name__ == "optimizers":
     )
 
 from rowstep.optimizers.adam_multilr import AdamMultilr
+from rowstep.optimizers.diagnosis import Finding, doctor
 from rowstep.optimizers.embedding import Embedding
 from rowstep.optimizers.errors import OptimizerArgumentError, StateMismatchError
 from rowstep.optimizers.lamb import LAMB
@@ -36,12 +43,14 @@ __all__ = [
     "OPTIMIZERS",
     "AdamMultilr",
     "Embedding",
+    "Finding",
     "LazyAdam",
     "LazyAdamOptimizer",
     "OptimizerArgumentError",
     "StateMismatchError",
     "StepOptions",
     "collect",
+    "doctor",
     "optimizer_class",
     "slot_stats",
 ]

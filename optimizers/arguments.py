@@ -149,6 +149,11 @@ def patterns(where: str, name: str, value: Iterable[str] | None) -> list[str] | 
             f"{where}: {name} must be a list of regular expressions. Got the string {value!r}. "
             f"Write [{value!r}]."
         )
+    if not isinstance(value, Iterable):
+        raise OptimizerArgumentError(
+            f"{where}: {name} must be a list of regular expressions. Got {value!r}. "
+            "Pass a list of strings."
+        )
     result = list(value)
     for pattern in result:
         try:

@@ -159,9 +159,11 @@ class Embedding(keras.layers.Layer):
             inputs: Ids: a dense or ragged integer tensor, or with a combiner a sparse one [B, n].
             weights: A weight for each id, of the kind and shape of the ids; needs a combiner.
         """
-        ids = embedding_lookup.integer_ids(self.name, inputs, self.combiner)
+        ids = embedding_lookup.integer_ids(self.name, inputs, self.combiner, self.input_dim)
         if weights is not None:
-            weights = embedding_lookup.check_weights(self.name, ids, weights, self.combiner)
+            weights = embedding_lookup.check_weights(
+                self.name, ids, weights, self.combiner, self.input_dim
+            )
         rows, is_real = embedding_lookup.gather_rows(
             self.embeddings.value, embedding_lookup.flat(ids), self._absent_id(), self.input_dim
         )
@@ -183,7 +185,7 @@ class Embedding(keras.layers.Layer):
 
     def compute_output_spec(self, inputs: keras.KerasTensor, weights: Any = None) -> Any:
         """Return what `call` returns, without running it."""
-        embedding_lookup.check_spec(self.name, inputs, weights, self.combiner)
+        embedding_lookup.check_spec(self.name, inputs, weights, self.combiner, self.input_dim)
         shape = self.compute_output_shape(inputs.shape)
         # Pooling a ragged [B, (n)] leaves a dense [B, D].
         is_ragged = getattr(inputs, "ragged", False) and (self.combiner is None or len(shape) > 2)

@@ -20,14 +20,17 @@ __all__ += ["num_examples", "pool", "with_rows"]
 
 Ids: TypeAlias = "tf.Tensor | tf.RaggedTensor | tf.SparseTensor"
 
+_EXACT_UP_TO = {"bfloat16": 2**8, "float16": 2**11, "float32": 2**24, "float64": 2**53}
+"""How many ids a float dtype can tell apart."""
 
-def check_spec(where: str, ids: Any, weights: Any, combiner: str | None) -> None:
+
+def check_spec(where: str, ids: Any, weights: Any, combiner: str | None, num_rows: int) -> None:
     """Check ids, and weights or None, by dtype, kind and shape; they may be symbolic.
 
     Raises:
         OptimizerArgumentError: they do not fit one another or the combiner.
     """
-    _check_ids(where, ids, combiner)
+    _check_ids(where, ids, combiner, num_rows)
     if weights is None:
         return
     if combiner is None:
@@ -46,12 +49,15 @@ def check_spec(where: str, ids: Any, weights: Any, combiner: str | None) -> None
         )
 
 
-def _check_ids(where: str, ids: Any, combiner: str | None) -> None:
+def _check_ids(where: str, ids: Any, combiner: str | None, num_rows: int) -> None:
     dtype = keras.backend.standardize_dtype(ids.dtype)
-    if not keras.backend.is_int_dtype(dtype):
+    # Keras gives floats to models whose input has no dtype, a Sequential without Input for one.
+    is_exact = keras.backend.is_int_dtype(dtype) or num_rows <= _EXACT_UP_TO.get(dtype, 0)
+    if not is_exact:
         raise OptimizerArgumentError(
-            f"{where}: ids must be integers. Got {dtype}. int32 and int64 are "
-            'allowed. Declare the input with dtype="int64".'
+            f"{where}: ids must be integers, or floats that hold every id of the table exactly. "
+            f"Got {dtype} for {num_rows} rows. int32 and int64 are allowed. "
+            'Declare the input with dtype="int64".'
         )
     rank = tf.TensorShape(ids.shape).rank
     if _kind(ids) == "sparse" and (combiner is None or rank != 2):
@@ -73,11 +79,21 @@ def _kind(tensor: Any) -> str:
     return "sparse" if is_sparse else "dense"
 
 
-def integer_ids(where: str, ids: Any, combiner: str | None) -> Ids:
-    """Return ids as int32 or int64, of a kind and a rank that the combiner can work with."""
+def integer_ids(where: str, ids: Any, combiner: str | None, num_rows: int) -> Ids:
+    """Return ids as int32 or int64, of a kind and a rank that the combiner can work with.
+
+    Raises:
+        OptimizerArgumentError: kind, dtype or rank do not fit.
+        tf.errors.InvalidArgumentError: an id is a float with a fraction; XLA leaves that out.
+    """
     ids = _tensor(ids)
-    _check_ids(where, ids, combiner)
-    return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+    _check_ids(where, ids, combiner, num_rows)
+    if not ids.dtype.is_floating:
+        return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int64)
+    whole = tf.reduce_all(tf.equal(flat(ids), tf.floor(flat(ids))))
+    check = tf.debugging.Assert(whole, [f"{where}: ids must be whole numbers. Got:", flat(ids)])
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.cast(ids, tf.int64)
 
 
 def _tensor(value: Any) -> Any:
@@ -85,7 +101,7 @@ def _tensor(value: Any) -> Any:
     return value if is_composite else tf.convert_to_tensor(value)
 
 
-def check_weights(where: str, ids: Ids, weights: Any, combiner: str | None) -> Any:
+def check_weights(where: str, ids: Ids, weights: Any, combiner: str | None, num_rows: int) -> Any:
     """Return the weights of the ids as a dense tensor, one for each of `flat(ids)`.
 
     Raises:
@@ -94,7 +110,7 @@ def check_weights(where: str, ids: Ids, weights: Any, combiner: str | None) -> A
             leaves that check out.
     """
     weights = _tensor(weights)
-    check_spec(where, ids, weights, combiner)
+    check_spec(where, ids, weights, combiner, num_rows)
     message = f"{where}: weights must have the shape of the ids. Give one weight for each id."
     with tf.control_dependencies(_same_layout(ids, weights, message)):
         return tf.identity(flat(weights))

@@ -117,7 +117,7 @@ def _checked(where: str, given: dict[str, Any]) -> dict[str, Any]:
             given[name] = arguments.count(where, name, given[name], least)
     if "seed" in given:
         given["seed"] = arguments.count(where, "seed", given["seed"], 0)
-    if given.get("state_dtype") not in _STATE_DTYPES:
+    if given.get("state_dtype") not in list(_STATE_DTYPES):  # a list asks no hash of the value
         raise OptimizerArgumentError(
             f"{where}: state_dtype must be a dtype for state. Got {given['state_dtype']!r}. "
             "Allowed are 'float32' and 'bfloat16'. Choose one of them, or leave it out."

@@ -66,11 +66,13 @@ def noise(row_ids: tf.Tensor, shape: tf.TensorShape, seed: int, step: tf.Tensor)
     # The mixed key, not a sum: neighbouring steps must not see neighbouring elements' noise.
     key = _mixed(step * _GOLDEN + seed)
     hashes = rows * num_hashes + tf.range(num_hashes, dtype=tf.int64)
-    quarters = tf.bitcast(_mixed(hashes * _GOLDEN + key), tf.int16)
+    mixed, mask = _mixed(hashes * _GOLDEN + key), tf.constant(0xFFFF, tf.int64)
+    # Not tf.bitcast to int16: XLA has none for a number of rows that is known only at run time.
+    shifts = [tf.bitwise.right_shift(mixed, tf.constant(16 * i, tf.int64)) for i in range(4)]
+    quarters = [tf.cast(tf.bitwise.bitwise_and(x, mask), tf.float32) for x in shifts]
     lead = tf.shape(row_ids)
-    numbers = tf.reshape(quarters, tf.concat([lead, [4 * num_hashes]], axis=0))[..., :size]
-    uniform = (tf.cast(numbers, tf.float32) + 32768.0) * 2.0**-16
-    return tf.reshape(uniform, tf.concat([lead, shape.as_list()], axis=0))
+    uniform = tf.reshape(tf.stack(quarters, axis=-1), tf.concat([lead, [4 * num_hashes]], axis=0))
+    return tf.reshape(uniform[..., :size] * 2.0**-16, tf.concat([lead, shape.as_list()], axis=0))
 
 
 def _mixed(x: tf.Tensor) -> tf.Tensor:

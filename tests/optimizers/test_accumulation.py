@@ -29,7 +29,9 @@ def test_micro_batches_make_the_step_of_the_whole_batch(maker: str, num_calls: i
     for accumulate in (None, num_calls):
         keras.utils.set_random_seed(1)
         layer = Embedding(8, 3, keras.initializers.RandomNormal(seed=1), name="items")
-        model = keras.Sequential([layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+        inputs = keras.Input((2,), dtype="int64")
+        output = keras.layers.Dense(1)(keras.layers.Flatten()(layer(inputs)))
+        model = keras.Model(inputs, output)
         optimizer = cases.make(maker, gradient_accumulation_steps=accumulate)
         model.compile(optimizer, "mse")
         batch_size = 6 // (accumulate or 1)

@@ -14,7 +14,7 @@ from tensorflow.experimental import dtensor
 from rowstep.optimizers import LAMB, AdamMultilr, Embedding, LazyAdam, OptimizerArgumentError
 from rowstep.optimizers import dtensor as dtensor_optimizers
 from rowstep.optimizers import tf_keras as tf_keras_optimizers
-from rowstep.optimizers.doctor import Finding, doctor, report
+from rowstep.optimizers.diagnosis.doctor import Finding, doctor, report
 
 NUM_ROWS, WIDTH = 7, 2
 IDS = np.array([[1, 2], [2, 1]], np.int64)

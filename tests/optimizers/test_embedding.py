@@ -154,13 +154,29 @@ def test_sizes_that_make_no_table_are_refused(arguments: dict[str, Any], message
         Embedding(**{"input_dim": 5, "output_dim": 3} | arguments)
 
 
-def test_ids_that_are_not_integers_are_refused() -> None:
-    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got float32"):
-        Embedding(5, 3, name="items")(tf.constant([1.0]))
-    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got float32"):
-        Embedding(5, 3, name="items")(keras.Input((2,)))
-    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers\. Got bool"):
+def test_ids_that_are_no_whole_numbers_are_refused() -> None:
+    with pytest.raises(OptimizerArgumentError, match=r"items: ids must be integers.*Got bool"):
         Embedding(5, 3, name="items")(tf.constant([True]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="items: ids must be whole numbers"):
+        Embedding(5, 3, name="items")(tf.constant([1.0, 1.5]))
+
+
+def test_floats_are_ids_as_long_as_they_can_tell_all_rows_apart() -> None:
+    with pytest.raises(OptimizerArgumentError, match=r"Got float16 for 2049 rows"):
+        Embedding(2049, 3)(tf.constant([1.0], tf.float16))
+    with pytest.raises(OptimizerArgumentError, match=r"Got float32 for 16777217 rows"):
+        Embedding(2**24 + 1, 3)(keras.Input((2,)))
+    layer = Embedding(2048, 3)
+    np.testing.assert_array_equal(layer(tf.constant([2047.0], tf.float16)), layer(tf.constant([2047])))
+
+
+def test_a_sequential_model_without_an_input_trains() -> None:
+    model = keras.Sequential([Embedding(7, 2), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(LazyAdam(0.1), "mse")
+    ids = np.array([[1, 2], [3, 6]])
+    before = model.predict(ids, verbose=0)
+    model.fit(ids, np.ones(2), verbose=0)
+    assert np.all(model.predict(ids, verbose=0) != before)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint32", "uint64"])

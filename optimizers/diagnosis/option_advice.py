@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rowstep.optimizers.findings import Finding
-from rowstep.optimizers.model_probe import TableUse
-from rowstep.optimizers.optimizer_probe import (
+from rowstep.optimizers.diagnosis.findings import Finding
+from rowstep.optimizers.diagnosis.model_probe import TableUse
+from rowstep.optimizers.diagnosis.optimizer_probe import (
     OPTIONS_OFF,
     REFUSALS,
     copied,

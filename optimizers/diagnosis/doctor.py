@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rowstep.optimizers.findings import Finding, report
-from rowstep.optimizers.model_probe import TableUse, embedding_settings, table_uses
-from rowstep.optimizers.optimizer_advice import optimizer_findings
-from rowstep.optimizers.optimizer_probe import is_keras3, is_of_rowstep
+from rowstep.optimizers.diagnosis.findings import Finding, report
+from rowstep.optimizers.diagnosis.model_probe import TableUse, embedding_settings, table_uses
+from rowstep.optimizers.diagnosis.optimizer_advice import optimizer_findings
+from rowstep.optimizers.diagnosis.optimizer_probe import is_keras3, is_of_rowstep
 
 __all__ = ["Finding", "doctor", "report"]
 

@@ -17,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from rowstep.optimizers.diagnosis.model_probe import functions_of, loaded
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.model_probe import functions_of, loaded
 
 __all__ = [
     "OPTIONS_OFF",

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rowstep.optimizers.findings import Finding
-from rowstep.optimizers.model_probe import TableUse
-from rowstep.optimizers.optimizer_probe import (
+from rowstep.optimizers.diagnosis.findings import Finding
+from rowstep.optimizers.diagnosis.model_probe import TableUse
+from rowstep.optimizers.diagnosis.optimizer_probe import (
     REFUSALS,
     copied,
     is_of_rowstep,
@@ -17,7 +17,7 @@ from rowstep.optimizers.optimizer_probe import (
     num_whole_tables,
     sums_duplicates,
 )
-from rowstep.optimizers.option_advice import lazy_adam_for, option_findings, refused
+from rowstep.optimizers.diagnosis.option_advice import lazy_adam_for, option_findings, refused
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["optimizer_findings"]
