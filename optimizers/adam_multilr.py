@@ -64,6 +64,10 @@ class AdamMultilrRecipe(Recipe):
     Optimization", 2015; Reddi et al., "On the Convergence of Adam and Beyond", 2018, for amsgrad.
     """
 
+    amsgrad: bool
+    lazy: bool
+    _groups: tuple[_Group, ...]
+
     def __init__(
         self,
         learning_rate: Any = 0.001,

@@ -215,11 +215,10 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         return variable
 
     def _rate_now(self, rate: Any) -> Any:
-        if isinstance(rate, self.schedule_type):
+        is_schedule = isinstance(rate, self.schedule_type)
+        if callable(rate):
             # As Keras reads the main schedule: while accumulating, it counts calls.
-            rate = rate(self._iterations)
-        elif callable(rate):
-            rate = rate()
+            rate = rate(self._iterations) if is_schedule else rate()
         return keras.ops.convert_to_tensor(rate)
 
     def _rate_variables(self) -> dict[str, Any]:

@@ -62,6 +62,13 @@ class LambRecipe(Recipe):
     2020, algorithm 2; a ratio for each row as in FBGEMM, with a guard for norms of zero.
     """
 
+    weight_decay_rate: float
+    trust_ratio_clip: tuple[float, float] | None
+    row_trust_ratio: bool
+    row_velocity: bool
+    _no_decay_patterns: list[str] | None
+    _no_adaptation_patterns: list[str] | None
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -152,6 +159,11 @@ class LAMB(LambRecipe, RowOptimizer):  # noqa: D101  # the recipe says it
 def _checked_clip(where: str, clip: Sequence[float] | None) -> tuple[float, float] | None:
     if clip is None:
         return None
+    if not isinstance(clip, Sequence) or len(clip) != 2:
+        raise OptimizerArgumentError(
+            f"{where}: trust_ratio_clip must be (lowest, highest). Got {clip!r}. "
+            "Pass two numbers, for example (0.0, 10.0)."
+        )
     low, high = (arguments.non_negative(where, "trust_ratio_clip", bound) for bound in clip)
     if low > high:
         raise OptimizerArgumentError(

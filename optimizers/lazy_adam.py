@@ -62,6 +62,10 @@ class LazyAdamRecipe(Recipe):
     lazy form as in TensorFlow's contrib.opt.LazyAdamOptimizer.
     """
 
+    bias_correction: str
+    idle_decay: bool
+    row_velocity: bool
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -88,9 +92,9 @@ class LazyAdamRecipe(Recipe):
                 f"Allowed are {', '.join(_COUNTS)}. Choose one of them."
             )
         settings = {
-            "_bias_correction": bias_correction,
-            "_idle_decay": arguments.boolean(where, "idle_decay", idle_decay),
-            "_row_velocity": arguments.boolean(where, "row_velocity", row_velocity),
+            "bias_correction": bias_correction,
+            "idle_decay": arguments.boolean(where, "idle_decay", idle_decay),
+            "row_velocity": arguments.boolean(where, "row_velocity", row_velocity),
         }
         hypers = self._checked_hypers(where, beta_1, beta_2, epsilon)
         super().__init__(learning_rate, options, name)
@@ -99,22 +103,22 @@ class LazyAdamRecipe(Recipe):
     def _plan(self, path: str, is_table: bool, decays: bool) -> Plan:
         weight_decay = self._options.weight_decay or 0.0
         return Plan(
-            AdamRule(**self._hypers(), row_velocity=self._row_velocity and is_table),
+            AdamRule(**self._hypers(), row_velocity=self.row_velocity and is_table),
             weight_decay=weight_decay if decays else 0.0,
-            counts_visits=self._bias_correction == "visits",
-            idle_decay=self._idle_decay,
+            counts_visits=self.bias_correction == "visits",
+            idle_decay=self.idle_decay,
         )
 
     def _table_options(self) -> list[str]:
-        return super()._table_options() + (["row_velocity"] if self._row_velocity else [])
+        return super()._table_options() + (["row_velocity"] if self.row_velocity else [])
 
     def get_config(self) -> dict[str, Any]:
         """Return all constructor arguments; `from_config` makes the same optimizer of them."""
         return super().get_config() | {
             "amsgrad": False,
-            "bias_correction": self._bias_correction,
-            "idle_decay": self._idle_decay,
-            "row_velocity": self._row_velocity,
+            "bias_correction": self.bias_correction,
+            "idle_decay": self.idle_decay,
+            "row_velocity": self.row_velocity,
         }
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rowstep.optimizers import arguments
 from rowstep.optimizers.row_update import Plan
 from rowstep.optimizers.rules import Hyper
+from rowstep.optimizers.step import RowStep
+from rowstep.optimizers.surface import OptimizerSurface
 
 __all__ = ["Recipe"]
 
 
-class Recipe:
+class Recipe(OptimizerSurface, RowStep):
     """Say how each variable moves; the base class after it in the order of bases runs the step.
 
     `class LazyAdam(LazyAdamRecipe, RowOptimizer)`: the recipe checks its own arguments and hands
@@ -21,6 +24,18 @@ class Recipe:
     beta_1: Hyper
     beta_2: Hyper
     epsilon: Hyper
+    schedule_type: ClassVar[type]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, learning_rate: Any, options: Mapping[str, Any], name: str) -> None:
+            """Be constructed by the adapter."""
+
+        def _config_of(self, value: Any) -> Any: ...
+
+        def _new_rate(self, name: str, rate: Any) -> Any: ...
+
+        def _rate_now(self, rate: Any) -> Any: ...
 
     @staticmethod
     def _checked_hypers(where: str, beta_1: Any, beta_2: Any, epsilon: Any) -> dict[str, Hyper]:
@@ -32,7 +47,7 @@ class Recipe:
         for name, value in attributes.items():
             setattr(self, name, value)
 
-    def _hypers(self) -> dict[str, Hyper]:
+    def _hypers(self) -> dict[str, Any]:
         return {"beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
 
     def _plan(self, path: str, is_table: bool, decays: bool) -> Plan:

@@ -31,9 +31,17 @@ def resolved(value: Hyper, dtype: tf.DType) -> Scalar:
 class Rule(Protocol):
     """Say how weights and moments move by a gradient."""
 
-    beta_1: Hyper
-    beta_2: Hyper
-    row_velocity: bool
+    @property
+    def beta_1(self) -> Hyper:
+        """Decay of the first moment."""
+
+    @property
+    def beta_2(self) -> Hyper:
+        """Decay of the second moment."""
+
+    @property
+    def row_velocity(self) -> bool:
+        """Whether there is one second moment a row."""
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -234,7 +234,7 @@ class RowStep:
         self, grads: dict[int, Gradient], step: Step
     ) -> tuple[list[Gradient], list[tf.Tensor | None]]:
         """Return the gradient of every variable, and whether it is one to move by."""
-        num_calls = self._options.gradient_accumulation_steps
+        num_calls = self._options.gradient_accumulation_steps or 1
 
         def update(strategy: tf.distribute.Strategy, grads: Any, step: Any) -> list[Any]:
             results = []

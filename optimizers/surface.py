@@ -70,7 +70,7 @@ class OptimizerSurface:
         for key, slots, accumulators in zip(
             self._keys, self._slots, self._accumulators, strict=True
         ):
-            result |= {f"{key}/{slot}": v for slot, v in (slots | accumulators).items()}
+            result |= {f"{key}/{slot}": v for slot, v in {**slots, **accumulators}.items()}
         return result | unique_keys([k for k, _ in self._added], [v for _, v in self._added])
 
     def get_weights(self) -> list[Array]:

@@ -60,7 +60,7 @@ def prepared(
     values = gradient.values if is_sparse else gradient
     if not is_on_mesh(variable):
         values = tf.cast(values, compute_dtype(variable.dtype))
-        checks = _finite_checks(values, where)
+        checks = _finite_checks(tf.reduce_all(tf.math.is_finite(values)), where)
         if not is_sparse:
             return values, checks
         checks += _row_id_checks(tf.convert_to_tensor(gradient.indices), variable.shape[0], where)
@@ -73,11 +73,11 @@ def prepared(
     # A gradient comes in the layout that its backward pass found best.
     values = place(values, dtensor.Layout([*row_spec, *layout.sharding_specs[1:]], layout.mesh))
     values = tf.cast(values, compute_dtype(variable.dtype))
-    checks = _finite_checks(values, where)
+    checks = _finite_checks(_off_mesh_if_eager(tf.reduce_all(tf.math.is_finite(values))), where)
     if not is_sparse:
         return values, checks
     row_ids = place(gradient.indices, dtensor.Layout.replicated(layout.mesh, rank=1))
-    checks += _row_id_checks(row_ids, variable.shape[0], where)
+    checks += _row_id_checks(_off_mesh_if_eager(row_ids), variable.shape[0], where)
     with tf.control_dependencies(checks):
         return _summed_on_mesh(row_ids, values, variable, lazy), checks
 
@@ -121,8 +121,7 @@ def _summed_on_mesh(
     return MaskedGradient(summed, broadcast_rows(counts > 0, shape, layout))
 
 
-def _finite_checks(values: tf.Tensor, where: str) -> list[tf.Operation]:
-    is_finite = _off_mesh_if_eager(tf.reduce_all(tf.math.is_finite(values)))
+def _finite_checks(is_finite: tf.Tensor, where: str) -> list[tf.Operation]:
     message = (
         f"{where}: a gradient must be finite. Got NaN or infinity. Nothing was updated. Lower the "
         "learning rate, clip, or look for a division by zero in the loss."
@@ -132,12 +131,10 @@ def _finite_checks(values: tf.Tensor, where: str) -> list[tf.Operation]:
 
 
 def _row_id_checks(row_ids: tf.Tensor, num_rows: int, where: str) -> list[tf.Operation]:
-    check = sparse_rows.check_row_ids(_off_mesh_if_eager(row_ids), num_rows, where)
+    check = sparse_rows.check_row_ids(row_ids, num_rows, where)
     return [] if check is None else [check]
 
 
 def _off_mesh_if_eager(value: tf.Tensor) -> tf.Tensor:
     # An assertion that fails on a mesh is told late, by whatever is read next. Off it, at once.
-    if tf.executing_eagerly() and dtensor.is_dtensor(value):
-        return tf.constant(read_array(value))
-    return value
+    return tf.constant(read_array(value)) if tf.executing_eagerly() else value

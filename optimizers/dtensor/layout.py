@@ -56,9 +56,12 @@ def read_array(value: Any) -> Array:
 
     Cost: the value once on every device; a table that fits the mesh only in parts cannot be read.
     """
+    # To ask for a tensor's mesh starts TensorFlow's mesh device, and its presence changes how XLA
+    # compiles everything else in the process. Plain variables are not asked.
+    may_be_on_mesh = is_on_mesh(value) or not isinstance(value, tf.Variable)
     if isinstance(value, tf.Variable):
         value = value.read_value()
-    if dtensor.is_dtensor(value):
+    if may_be_on_mesh and dtensor.is_dtensor(value):
         mesh = dtensor.fetch_layout(value).mesh
         value = dtensor.relayout(value, dtensor.Layout.replicated(mesh, rank=value.shape.rank))
     return np.asarray(value.numpy())

@@ -67,7 +67,8 @@ def test_values_are_clipped_before_the_norm() -> None:
 @pytest.mark.parametrize("option", ["clipnorm", "clipvalue", "global_clipnorm"])
 @pytest.mark.parametrize("before_sum", [False, True])
 def test_a_gradient_within_the_limit_keeps_its_bits(option: str, before_sum: bool) -> None:
-    plain, limited = clipped(), clipped(**{option: 1000.0}, clip_before_sum=before_sum)
+    limit: dict[str, Any] = {option: 1000.0}
+    plain, limited = clipped(), clipped(**limit, clip_before_sum=before_sum)
     for one, other in zip(plain, limited, strict=True):
         np.testing.assert_array_equal(one, other)
 

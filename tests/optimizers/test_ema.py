@@ -147,12 +147,18 @@ def moved() -> float:
 def test_setting_the_step_counter_back_breaks_nothing() -> None:
     maker, options = cases.CASES["all_lazy"]
     optimizer, variables = cases.make(maker, **options), cases.variables()
-    cases.run(optimizer, variables, cases.calls() * 20)
+    cases.run(optimizer, variables, cases.calls())
     state = optimizer.named_state()
-    optimizer.load_named_state(state | {"iterations": np.zeros_like(state["iterations"])})
+    # As after ten thousand updates: rows that come back now were last seen in the future.
+    late = {key: np.full_like(array, 10_000) for key, array in state.items() if "_step" in key}
+    start = {"iterations": np.zeros_like(state["iterations"])}
+    optimizer.load_named_state(state | late | start)
     cases.run(optimizer, variables, cases.calls())
     for array in [*optimizer.get_weights(), *(np.array(v) for v in variables.values())]:
-        assert np.all(np.isfinite(array)) and np.abs(array).max() < 1000
+        assert np.all(np.isfinite(array)) and np.abs(array).max() < 10_001
+    for variable in variables.values():
+        assert np.abs(np.array(variable)).max() < 10
+        assert np.abs(np.array(optimizer.get_slot(variable, "momentum"))).max() < 10
 
 
 def embedding_model() -> keras.Model:
@@ -203,7 +209,7 @@ def test_the_callback_is_refused_where_averages_are_wider_than_weights() -> None
     variable = keras.Variable(np.ones(2), dtype="bfloat16", name="w")
     optimizer = LazyAdam(use_ema=True)
     optimizer.apply([tf.ones(2)], [variable])
-    with pytest.raises(OptimizerArgumentError, match="of one dtype. Got w of bfloat16"):
+    with pytest.raises(OptimizerArgumentError, match=r"of one dtype\. Got w of bfloat16"):
         hasattr(optimizer, "_model_variables_moving_average")
     optimizer.finalize_variable_values([variable])  # this is no swap
 

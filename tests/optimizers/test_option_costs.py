@@ -52,10 +52,8 @@ def found(graph: Any, branch: str) -> set[tuple[str, str]]:
     """Look for them in a graph and in those of its conditions."""
     result = set()
     for operation in graph.get_operations():
-        if any(
-            NUM_ROWS in (output.shape.dims and output.shape.as_list() or ())
-            for output in operation.outputs
-        ):
+        shapes = [output.shape for output in operation.outputs]
+        if any(shape.rank and NUM_ROWS in shape.as_list() for shape in shapes):
             result.add((branch, operation.type))
         if operation.type in ("If", "StatelessIf"):
             for side in ("then_branch", "else_branch"):

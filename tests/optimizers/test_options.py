@@ -78,8 +78,7 @@ def test_rows_that_are_absent_keep_their_bits_under_every_option(case: str) -> N
 
 
 def slots_of(optimizer: Any, table: Any) -> dict[str, np.ndarray]:
-    names = [slot for slot in optimizer.get_slot_names()]
-    slots = {name: np.array(optimizer.get_slot(table, name)) for name in names}
+    slots = {s: np.array(optimizer.get_slot(table, s)) for s in optimizer.get_slot_names()}
     return {"weights": np.array(table), **slots}
 
 
@@ -125,7 +124,7 @@ LAZY_OPTIONS = st.fixed_dictionaries(
 ROW_IDS = st.lists(st.lists(st.integers(0, 6), max_size=5), min_size=6, max_size=6)
 
 
-@settings(max_examples=25, derandomize=True, deadline=None)
+@settings(max_examples=60, derandomize=True, deadline=None)
 @given(options=LAZY_OPTIONS, row_ids=ROW_IDS)
 def test_any_combination_of_options_follows_the_reference(
     options: dict[str, Any], row_ids: list[list[int]]

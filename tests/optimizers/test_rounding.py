@@ -185,7 +185,7 @@ def test_the_order_of_a_batch_and_its_other_rows_do_not_matter() -> None:
 
 def test_no_two_variables_slots_or_seeds_share_their_noise() -> None:
     gradient = tf.ones((8, WIDE))
-    results = {}
+    results: dict[tuple[Any, ...], Any] = {}
     for seed in (0, 1):
         with keras.name_scope("a"):
             first = keras.Variable(np.ones((8, WIDE)), dtype="bfloat16", name="embeddings")

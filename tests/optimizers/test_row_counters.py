@@ -31,7 +31,7 @@ def test_with_visits_a_rare_row_takes_a_full_first_step() -> None:
     variables = cases.variables(table_only())
     cases.run(optimizer, variables, [sparse([0])] * 50 + [sparse([1, 1], 0.7)])
     taken = table_only()[cases.TABLE] - np.array(variables[cases.TABLE])
-    # Steps of constant gradients are the learning rate long; with steps as t it would be 0.32 of it.
+    # A step of a constant gradient is the learning rate long; t = 51 would make it 0.7 of that.
     np.testing.assert_allclose(taken[1], cases.RATE, rtol=1e-4)
     np.testing.assert_allclose(taken[0], 50 * cases.RATE, rtol=1e-4)
     visits = np.array(optimizer.get_slot(variables[cases.TABLE], "num_visits"))

@@ -139,14 +139,17 @@ def test_a_gradient_of_another_shape_is_refused(shape: tuple[int, ...], wrap: st
     optimizer.build(list(variables.values()))
     before = snapshot(optimizer, variables)
     call = {cases.TABLE: cases.calls(1)[0][cases.TABLE], cases.KERNEL: np.ones(shape, np.float32)}
-    with pytest.raises(OptimizerArgumentError, match="a gradient must have the variable's shape"):
+    # TensorFlow raises an error of its own, of the same words, for any that it meets in a graph.
+    error = OptimizerArgumentError if wrap == "eager" else Exception
+    with pytest.raises(error, match=f"{cases.KERNEL}: a gradient must have the variable's shape"):
         cases.run(optimizer, variables, [call], wrap)
     assert_same(snapshot(optimizer, variables), before)
 
 
 def test_a_variable_that_is_in_a_step_twice_is_refused() -> None:
     optimizer, kernel = LazyAdam(), keras.Variable(np.ones(2), name="kernel")
-    with pytest.raises(OptimizerArgumentError, match="twice in one step. Got kernel again"):
+    optimizer.build([kernel])
+    with pytest.raises(OptimizerArgumentError, match=r"twice in one step\. Got kernel again"):
         optimizer.apply([tf.ones(2), tf.ones(2)], [kernel, kernel])
     np.testing.assert_array_equal(np.array(kernel), [1.0, 1.0])
 
@@ -155,7 +158,7 @@ def test_unknown_variables_leave_the_known_ones_alone() -> None:
     optimizer, known = LazyAdam(), keras.Variable(np.ones(2), name="known")
     optimizer.build([known])
     stranger = keras.Variable(np.ones(2), name="stranger")
-    with pytest.raises(OptimizerArgumentError, match="Got stranger. It knows known"):
+    with pytest.raises(OptimizerArgumentError, match=r"Got stranger\. It knows known"):
         optimizer.apply([tf.ones(2), tf.ones(2)], [known, stranger])
     np.testing.assert_array_equal(np.array(known), [1.0, 1.0])
     assert int(optimizer.iterations) == 0

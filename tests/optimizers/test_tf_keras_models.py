@@ -85,6 +85,9 @@ def test_rows_that_no_batch_looked_up_keep_their_bits() -> None:
 
 
 def test_a_step_compiled_by_xla_trains_the_same() -> None:
+    # DTensor, once used in the process, leaves a bridge switched on by which TensorFlow 2.16 cannot
+    # compile a sum over a number of segments that depends on the data.
+    tf.config.experimental.disable_mlir_bridge()
     plain, compiled = fitted(LazyAdam(0.1)), fitted(LazyAdam(0.1), jit_compile=True)
     for one, other in zip(plain.get_weights(), compiled.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -167,6 +167,36 @@ def test_a_tensorflow_checkpoint_brings_the_whole_state_back(
         np.testing.assert_array_equal(one, two)
 
 
+def test_a_step_counter_of_your_own_is_what_checkpoints_have(tmp_path: Path) -> None:
+    model, optimizer = tf_keras_model(), LazyAdam(0.05)
+    optimizer.iterations = tf.Variable(10, dtype=tf.int64)
+    train(model, optimizer, range(3))
+    path = tf.train.Checkpoint(optimizer=optimizer).save(str(tmp_path / "ckpt"))
+    other = LazyAdam(0.05)
+    other.build(model.trainable_variables)
+    status = tf.train.Checkpoint(optimizer=other).restore(path)
+    status.assert_consumed().assert_existing_objects_matched()
+    assert int(other.iterations) == 13
+    # The counter that it replaced is not there beside it.
+    names = [name for name, shape in tf.train.list_variables(path) if shape == []]
+    counters = {name.split("/.ATTRIBUTES")[0] for name in names if name.startswith("optimizer")}
+    assert counters == {"optimizer/_iterations", "optimizer/_learning_rate"}
+
+
+def test_a_checkpoint_of_tf_keras_own_adam_goes_on_here(tmp_path: Path) -> None:
+    model, optimizer = tf_keras_model(), tf_keras.optimizers.Adam(0.05)
+    train(model, optimizer, range(3))
+    path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(str(tmp_path / "ckpt"))
+    other_model, other = tf_keras_model(), LazyAdam(0.9)
+    tf.train.Checkpoint(model=other_model, optimizer=other).restore(path)
+    for m, o in ((model, optimizer), (other_model, other)):
+        variables = m.trainable_variables
+        o.apply_gradients([(tf.ones(v.shape), v) for v in variables])
+    assert int(other.iterations) == 4
+    for one, two in zip(model.get_weights(), other_model.get_weights(), strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
 # --- configs ----------------------------------------------------------------------------------
 
 

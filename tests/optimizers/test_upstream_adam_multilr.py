@@ -152,10 +152,9 @@ def test_entries_that_cannot_be_meant_are_refused(side: Side, groups: Any, messa
 
 
 def test_a_callback_sets_the_rate_of_a_group(side: Side) -> None:
-    class Halve(side.keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if epoch == 1:
-                self.model.optimizer.set_group_learning_rate(0, 0.0)
+    def freeze(epoch: int, logs: Any) -> None:
+        if epoch == 1:
+            model.optimizer.set_group_learning_rate(0, 0.0)
 
     layers, rng = side.keras.layers, np.random.default_rng(0)
     inputs = side.keras.Input((3,))
@@ -164,11 +163,11 @@ def test_a_callback_sets_the_rate_of_a_group(side: Side) -> None:
     model = side.keras.Model(inputs, layers.Dense(1, kernel_initializer=kernel, name="rank")(bert))
     model.compile(side.adam_multilr(0.1, pattern_lrs=[BERT]), "mse")
     after: list[list[np.ndarray]] = []
-    record = side.keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: after.append(model.get_weights())
+    callback = side.keras.callbacks.LambdaCallback(
+        on_epoch_begin=freeze, on_epoch_end=lambda epoch, logs: after.append(model.get_weights())
     )
     features, labels = rng.normal(size=(8, 3)), np.zeros((8, 1))
-    model.fit(features, labels, epochs=2, verbose=0, callbacks=[Halve(), record])
+    model.fit(features, labels, epochs=2, verbose=0, callbacks=[callback])
     np.testing.assert_array_equal(after[0][0], after[1][0])
     assert np.all(after[0][2] != after[1][2])
     np.testing.assert_allclose(np.abs(after[0][0] - 1.0), 0.01, rtol=1e-3)

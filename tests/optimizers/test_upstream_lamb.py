@@ -70,7 +70,7 @@ def stepped(side: Side, optimizer: Any, weights: Any, *grads: Any, dtype: str = 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_sparse_gradients(side: Side, dtype: str) -> None:
-    """Test_sparse of tfm and of TFA."""
+    """tfm and TFA test_sparse."""
     optimizer = side.lamb()
     variables = [
         side.variable([1.0, 1.0, 2.0], "var0", dtype),
@@ -89,7 +89,7 @@ def test_sparse_gradients(side: Side, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_decay_of_the_learning_rate_with_weight_decay(side: Side, dtype: str) -> None:
-    """Tfm and TFA test_basic_with_learning_rate_decay."""
+    """tfm and TFA test_basic_with_learning_rate_decay."""
     variables = pair(side, dtype)
     optimizer = side.lamb(0.001, epsilon=1e-7, weight_decay_rate=0.01, decay=0.5)
     expected = [
@@ -104,7 +104,7 @@ def test_decay_of_the_learning_rate_with_weight_decay(side: Side, dtype: str) ->
 
 
 def test_a_schedule_of_inverse_time(side: Side) -> None:
-    """Tfm and TFA test_basic_with_learning_rate_inverse_time_decay."""
+    """tfm and TFA test_basic_with_learning_rate_inverse_time_decay."""
     schedule = side.keras.optimizers.schedules.InverseTimeDecay(0.001, 1, 0.5)
     variables, optimizer = pair(side), side.lamb(schedule)
     for first in (0.99841886, 0.99736577, 0.99657645):
@@ -115,7 +115,7 @@ def test_a_schedule_of_inverse_time(side: Side) -> None:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("rate", [0.001, tf.constant(0.001)], ids=["number", "tensor"])
 def test_dense_gradients(side: Side, rate: Any, compiled: bool) -> None:
-    """Tfm and TFA test_tensor_learning_rate, test_sharing and test_resource."""
+    """tfm and TFA test_tensor_learning_rate, test_sharing and test_resource."""
     variables, optimizer = pair(side), side.lamb(rate)
     optimizer.build(variables)
 
@@ -152,7 +152,7 @@ def test_a_mean_square_loss_is_minimized_with_weight_decay(side: Side) -> None:
 
 
 def test_variables_are_excluded_by_pattern(side: Side) -> None:
-    """Tfm and TFA test_exclude_weight_decay and test_exclude_layer_adaptation."""
+    """tfm and TFA test_exclude_weight_decay and test_exclude_layer_adaptation."""
     optimizer = side.lamb(0.01, weight_decay_rate=0.01, exclude_from_weight_decay=["var1"])
     assert optimizer.decays("var0")
     assert not optimizer.decays("var1") and not optimizer.decays("var1_weight")
@@ -162,7 +162,7 @@ def test_variables_are_excluded_by_pattern(side: Side) -> None:
 
 
 def test_a_serialized_optimizer_comes_back_with_its_lists(side: Side) -> None:
-    """Tfm and TFA test_serialization and test_get_config; tfm's loses the lists."""
+    """tfm and TFA test_serialization and test_get_config; tfm's loses the lists."""
     optimizer = side.lamb(
         1e-4,
         weight_decay_rate=0.01,

@@ -267,8 +267,8 @@ def test_a_table_read_by_gather_of_ids(side: Side) -> None:
 def test_a_row_that_is_present_with_zeros_moves_by_its_momentum(side: Side) -> None:
     table, _ = trained(side, [([1], [[1.0]]), ([1, 2], [[0.0], [0.0]])])
     state = reference.new_state(np.ones((4, 1)))
-    state = reference.lazy_adam(state, [1], np.ones((1, 1)), 1, learning_rate=0.1)
-    state = reference.lazy_adam(state, [1, 2], np.zeros((2, 1)), 2, learning_rate=0.1)
+    state = reference.lazy_adam(state, np.array([1]), np.ones((1, 1)), 1, learning_rate=0.1)
+    state = reference.lazy_adam(state, np.array([1, 2]), np.zeros((2, 1)), 2, learning_rate=0.1)
     np.testing.assert_allclose(array(table), state[0], rtol=1e-6)
     assert array(table)[1] < 0.89
 

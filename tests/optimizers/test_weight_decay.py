@@ -1,4 +1,4 @@
-"""Weight decay apart from the gradient: of the rows that are present, and of none that is excluded."""
+"""Weight decay apart from the gradient: of rows that are present, and of nothing excluded."""
 
 from __future__ import annotations
 
