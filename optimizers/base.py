@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import keras
@@ -237,32 +238,13 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
 
     # Configuration -------------------------------------------------------------------------------
 
-    def get_config(self) -> dict[str, Any]:
-        """Return all constructor arguments; `from_config` makes the same optimizer of them."""
-        config = {"name": self.name, "learning_rate": self._config_of(self._learning_rate)}
-        config |= self._options.config()
-        exclusions = {"paths": list(self._no_decay_paths), "names": list(self._no_decay_names)}
-        if any(exclusions.values()):
-            config["excluded_from_weight_decay"] = exclusions
-        return config
+    @staticmethod
+    def _object_scope(objects: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        return keras.saving.custom_object_scope(dict(objects))
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> RowOptimizer:
-        """Return the optimizer that a config describes.
-
-        Args:
-            config: What `get_config` returned, schedules as objects or serialized.
-            custom_objects: Classes and functions by the name that the config uses.
-        """
-        config = dict(config)
-        exclusions = config.pop("excluded_from_weight_decay", {})
-        with keras.saving.custom_object_scope(dict(custom_objects or {})):
-            optimizer = cls(**{key: _deserialized(value) for key, value in config.items()})
-        optimizer._no_decay_paths = tuple(exclusions.get("paths", ()))
-        optimizer._no_decay_names = tuple(exclusions.get("names", ()))
-        return optimizer
+    @staticmethod
+    def _made_of(config: dict[str, Any]) -> Any:
+        return keras.saving.deserialize_keras_object(config)
 
     def _config_of(self, value: Any) -> Any:
         if isinstance(value, keras.Variable | arguments.LiveRate):
@@ -284,11 +266,3 @@ _KERAS_OPTIONS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-
-
-def _deserialized(value: Any) -> Any:
-    if isinstance(value, Mapping) and "class_name" in value and "config" in value:
-        return keras.saving.deserialize_keras_object(dict(value))
-    if isinstance(value, Mapping):
-        return {key: _deserialized(item) for key, item in value.items()}
-    return [_deserialized(item) for item in value] if isinstance(value, list) else value

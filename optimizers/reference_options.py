@@ -253,13 +253,16 @@ def _clipped(call: Call, settings: Settings) -> Call:
     if settings.clipvalue is not None:
         values = {n: np.clip(x, -settings.clipvalue, settings.clipvalue) for n, x in values.items()}
     if settings.clipnorm is not None:
-        values = {
-            n: x * min(1.0, settings.clipnorm / np.sqrt(np.sum(x**2))) for n, x in values.items()
-        }
+        norms = {n: np.sqrt(np.sum(x**2)) for n, x in values.items()}
+        values = {n: x * _shrinkage(norms[n], settings.clipnorm) for n, x in values.items()}
     if settings.global_clipnorm is not None:
         norm = np.sqrt(sum(np.sum(x**2) for x in values.values()))
-        values = {n: x * min(1.0, settings.global_clipnorm / norm) for n, x in values.items()}
+        values = {n: x * _shrinkage(norm, settings.global_clipnorm) for n, x in values.items()}
     return {name: _with_values(g, values[name]) for name, g in call.items()}
+
+
+def _shrinkage(norm: float, limit: float) -> float:
+    return limit / norm if norm > limit else 1.0
 
 
 def _values(g: Gradient) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -282,32 +283,14 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
 
     # Configuration -------------------------------------------------------------------------------
 
-    def get_config(self) -> dict[str, Any]:
-        """Return all constructor arguments; `from_config` makes the same optimizer of them."""
-        config = {"name": self.name, "learning_rate": self._config_of(self._learning_rate)}
-        config |= self._options.config() | {"jit_compile": False, "is_legacy_optimizer": False}
-        exclusions = {"paths": list(self._no_decay_paths), "names": list(self._no_decay_names)}
-        if any(exclusions.values()):
-            config["excluded_from_weight_decay"] = exclusions
-        return config
+    @staticmethod
+    def _object_scope(objects: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        return tf_keras.saving.custom_object_scope(dict(objects))
 
-    @classmethod
-    def from_config(
-        cls, config: Mapping[str, Any], custom_objects: Mapping[str, Any] | None = None
-    ) -> TfKerasRowOptimizer:
-        """Return the optimizer that a config describes.
-
-        Args:
-            config: What `get_config` returned, schedules as objects or serialized.
-            custom_objects: Classes and functions by the name that the config uses.
-        """
-        config = dict(config)
-        exclusions = config.pop("excluded_from_weight_decay", {})
-        with tf_keras.saving.custom_object_scope(dict(custom_objects or {})):
-            optimizer = cls(**{key: _deserialized(value) for key, value in config.items()})
-        optimizer._no_decay_paths = tuple(exclusions.get("paths", ()))
-        optimizer._no_decay_names = tuple(exclusions.get("names", ()))
-        return optimizer
+    @staticmethod
+    def _made_of(config: dict[str, Any]) -> Any:
+        # A HDF5 file says no module; this function knows the schedules of tf_keras by name.
+        return tf_keras.optimizers.schedules.deserialize(config)
 
     def _config_of(self, value: Any) -> Any:
         if isinstance(value, arguments.LiveRate):
@@ -335,12 +318,3 @@ _KERAS_OPTIONS = (
 def _of_whole(path: str) -> str:
     """Return the path of the variable that a part of a sharded variable belongs to."""
     return re.sub(r"/part_\d+$", "", path)
-
-
-def _deserialized(value: Any) -> Any:
-    if isinstance(value, Mapping) and "class_name" in value and "config" in value:
-        # A HDF5 file says no module; this function knows the schedules of tf_keras by name.
-        return tf_keras.optimizers.schedules.deserialize(dict(value))
-    if isinstance(value, Mapping):
-        return {key: _deserialized(item) for key, item in value.items()}
-    return [_deserialized(item) for item in value] if isinstance(value, list) else value
