@@ -14,8 +14,9 @@ from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.row_update import SlotSpec
+from rowstep.optimizers.state_surface import CallableList
 from rowstep.optimizers.step import RowStep
-from rowstep.optimizers.surface import CallableList, OptimizerSurface
+from rowstep.optimizers.surface import OptimizerSurface
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["RowOptimizer"]

@@ -8,48 +8,36 @@ before it would measure the parts of a row instead of the row.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from rowstep.optimizers import averages, gradients
-from rowstep.optimizers.accumulation import accumulate, accumulator_specs
+from rowstep.optimizers.accumulation import accumulate
+from rowstep.optimizers.averages import AveragedWeights
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.gradients import Gradient
-from rowstep.optimizers.options import StepOptions
-from rowstep.optimizers.row_update import Plan, SlotSpec, Step, update_variable
-from rowstep.optimizers.sparse_rows import RowGradient
+from rowstep.optimizers.replicas import across_replicas, of_this_replica
+from rowstep.optimizers.row_update import Step, update_variable
+from rowstep.optimizers.slots import SlotMaker
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
-__all__ = ["RowStep", "across_replicas"]
+__all__ = ["RowStep"]
 
 
-class RowStep:
+class RowStep(SlotMaker, AveragedWeights):
     """Run one step: gradients in, clipped and summed by row, to each variable.
 
     A recipe (LazyAdam, LAMB ...) says how a variable moves: `_plan`. An adapter says what Keras
     gives: `_native_counter`, `_current_rate`, `_index_of`, `_new_slot`.
     """
 
-    name: str
     built: bool
-    average_starts_at_first_step: ClassVar[bool] = True
-    _options: StepOptions
-    _plans: tuple[Plan, ...]
-    _slots: Sequence[Mapping[str, Any]]
-    _accumulators: Sequence[Mapping[str, Any]]
-    _keys: tuple[str, ...]
 
     # What recipes and adapters provide ---------------------------------------------------------
-
-    def _plan(self, path: str, is_table: bool, decays: bool) -> Plan:
-        """Return how the variable of this path is updated."""
-        raise NotImplementedError
 
     def _native_counter(self) -> tf.Variable:
         """Return the variable that counts calls of the step."""
@@ -62,59 +50,6 @@ class RowStep:
     def _group_rates(self) -> list[Any]:
         """Return the learning rates that `Plan.rate_group` counts from 1."""
         return []
-
-    def _index_of(self, variable: Any) -> int:
-        raise NotImplementedError
-
-    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> Any:
-        raise NotImplementedError
-
-    def _is_table(self, path: str) -> bool:
-        raise NotImplementedError
-
-    def _decays(self, path: str, variable: Any) -> bool:
-        raise NotImplementedError
-
-    def _built_on(self) -> Sequence[Any]:
-        """Return the variables that the optimizer was built on."""
-        raise NotImplementedError
-
-    # Slots -------------------------------------------------------------------------------------
-
-    def _make_slots(self, variables: Sequence[Any]) -> None:
-        by_path = variables_by_path(variables)
-        self._refuse_unusual(by_path)
-        self._require_tables(by_path)
-        plans = [self._planned(path, variable) for path, variable in by_path.items()]
-        slots, accumulators = [], []
-        for plan, (path, variable) in zip(plans, by_path.items(), strict=True):
-            native = native_variable(variable)
-            shape = tuple(native.shape)
-            make = functools.partial(self._new_slot, variable, path)
-            with tf.distribute.get_strategy().extended.colocate_vars_with(native):
-                specs = plan.slot_specs(shape, native.dtype)
-                slots.append({slot: make(slot, spec) for slot, spec in specs.items()})
-                specs = {}
-                if self._options.gradient_accumulation_steps is not None:
-                    specs = accumulator_specs(shape, native.dtype)
-                accumulators.append({slot: make(slot, spec) for slot, spec in specs.items()})
-        self._plans, self._keys = tuple(plans), tuple(by_path)
-        self._slots, self._accumulators = slots, accumulators
-
-    def _planned(self, path: str, variable: Any) -> Plan:
-        is_table = self._is_table(path)
-        plan = self._plan(path, is_table, self._decays(path, variable))
-        options = self._options
-        return dataclasses.replace(
-            plan,
-            average_momentum=options.ema_momentum if options.use_ema else None,
-            average_starts_at_first_step=self.average_starts_at_first_step,
-            state_dtype=options.slot_dtype if is_table else None,
-            stochastic_rounding=options.stochastic_rounding,
-            # Of the path, so that a variable's rounding does not depend on its neighbours.
-            seed=zlib.crc32(f"{options.seed}:{path}".encode()),
-            row_constraint=getattr(variable, "row_constraint", None),
-        )
 
     # The step ----------------------------------------------------------------------------------
 
@@ -246,8 +181,8 @@ class RowStep:
             return results
 
         results = across_replicas(update, (grads, step))
-        means = [_of_this_replica(mean) for mean, _ in results]
-        return means, [_of_this_replica(active) for _, active in results]
+        means = [of_this_replica(mean) for mean, _ in results]
+        return means, [of_this_replica(active) for _, active in results]
 
     def _clipped(self, unclipped: list[Gradient]) -> list[Gradient]:
         options = self._options
@@ -279,69 +214,6 @@ class RowStep:
         calls = tf.convert_to_tensor(self._native_counter())
         return calls // (self._options.gradient_accumulation_steps or 1)
 
-    # The average of the weights ------------------------------------------------------------------
-
-    def _averaged_variables(self) -> list[averages.Averaged]:
-        return [
-            averages.Averaged(
-                native_variable(variable),
-                native_variable(slots["average"]),
-                native_variable(slots["average_step"]) if "average_step" in slots else None,
-                self._options.ema_momentum,
-            )
-            for variable, slots in zip(self._built_on(), self._slots, strict=True)
-        ]
-
-    def finalize_variable_values(self, var_list: Iterable[Any]) -> None:
-        """Set variables to their moving average, where the optimizer keeps one.
-
-        Args:
-            var_list: Variables that the optimizer was built on.
-
-        Cost: O(V * D).
-        """
-        if not self._options.use_ema:
-            return
-        wanted = {self._index_of(variable) for variable in var_list}
-        averaged = [a for i, a in enumerate(self._averaged_variables()) if i in wanted]
-        step = Step(self._num_updates())
-        across_replicas(
-            lambda strategy, step: averages.overwrite(strategy, averaged, step), (step,)
-        )
-
-    @property
-    def _model_variables_moving_average(self) -> list[Any]:
-        # Keras' SwapEMAWeights looks for this name. It swaps whole variables, so the rows that were
-        # absent catch up first.
-        if not getattr(self, "_slots", None) or not self._options.use_ema:
-            raise AttributeError("_model_variables_moving_average: use_ema is not set.")
-        averaged_variables = self._averaged_variables()
-        for key, averaged in zip(self._keys, averaged_variables, strict=True):
-            if averaged.variable.dtype != averaged.average.dtype:
-                raise OptimizerArgumentError(
-                    f"{self.name}: weights and averages that are swapped must be of one dtype. "
-                    f"Got {key} of {averaged.variable.dtype.name} with an average of "
-                    f"{averaged.average.dtype.name}. Use finalize_variable_values instead."
-                )
-        number = self._num_updates()
-        for averaged in averaged_variables:
-            averages.settle(averaged, number)
-        return [slots["average"] for slots in self._slots]
-
-    # Checks --------------------------------------------------------------------------------------
-
-    def _table_options(self) -> list[str]:
-        """Return the names of the options in use that concern tables only."""
-        return [] if self._options.state_dtype is None else ["state_dtype"]
-
-    def _require_tables(self, by_path: Mapping[str, Any]) -> None:
-        if self._table_options() and not any(self._is_table(path) for path in by_path):
-            raise OptimizerArgumentError(
-                f"{self.name}: {', '.join(self._table_options())} concerns tables, so there must "
-                f"be one. Got {', '.join(by_path)}, of which none matches "
-                f"tables={list(self._options.tables)}. Set tables to patterns of your tables."
-            )
-
     def _refuse_repeated(self, indices: Sequence[int]) -> None:
         repeated = sorted({self._keys[i] for i in indices if indices.count(i) > 1})
         if repeated:
@@ -349,41 +221,6 @@ class RowStep:
                 f"{self.name}: a variable must not be twice in one step. "
                 f"Got {', '.join(repeated)} again. Add its gradients first."
             )
-
-    def _refuse_unusual(self, by_path: Mapping[str, Any]) -> None:
-        for path, variable in by_path.items():
-            if not native_variable(variable).dtype.is_floating:
-                raise OptimizerArgumentError(
-                    f"{self.name}: variables must be of a floating dtype. "
-                    f"Got {path} of {variable.dtype}. Leave it out of the trainable variables."
-                )
-            if getattr(variable, "overwrite_with_gradient", False):
-                raise OptimizerArgumentError(
-                    f"{self.name}: variables must not be overwritten by their gradient, as float8 "
-                    f"scales are. Got {path}. Train it with a Keras optimizer."
-                )
-
-
-def across_replicas(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call function(strategy, *args) once for all replicas, from inside of one or from outside."""
-    context = tf.distribute.get_replica_context()
-    if context is not None and tf.distribute.has_strategy():
-        return context.merge_call(function, args=args)
-    return function(tf.distribute.get_strategy(), *args)
-
-
-def _of_this_replica(result: Any) -> Any:
-    """Return a tensor or RowGradient out of a strategy's update: a tuple of local replicas'."""
-    context = tf.distribute.get_replica_context()
-    # A constant in a tensor, in a graph. All replicas' values are equal: 0 is right everywhere.
-    replica = None if context is None else tf.get_static_value(context.replica_id_in_sync_group)
-
-    def mine(values: tuple[tf.Tensor, ...]) -> tf.Tensor:
-        return values[int(replica or 0) % len(values)]
-
-    if isinstance(result, RowGradient):
-        return RowGradient(mine(result.row_ids), mine(result.row_grads))
-    return mine(result)
 
 
 def _present(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

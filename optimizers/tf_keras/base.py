@@ -15,10 +15,12 @@ import tf_keras
 from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.replicas import across_replicas
 from rowstep.optimizers.row_update import Plan, SlotSpec
 from rowstep.optimizers.rules import LambRule
-from rowstep.optimizers.step import RowStep, across_replicas
-from rowstep.optimizers.surface import CallableList, OptimizerSurface
+from rowstep.optimizers.state_surface import CallableList
+from rowstep.optimizers.step import RowStep
+from rowstep.optimizers.surface import OptimizerSurface
 from rowstep.optimizers.variables import variable_path
 
 __all__ = ["TfKerasRowOptimizer"]
