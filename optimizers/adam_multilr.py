@@ -82,6 +82,11 @@ class AdamMultilrRecipe(Recipe):
         **options: Any,
     ) -> None:
         where = type(self).__name__
+        if not isinstance(pattern_lrs, list | tuple | None):
+            raise OptimizerArgumentError(
+                f"{where}: pattern_lrs must be a list. Got {pattern_lrs!r}. "
+                'Write [{"patterns": [...], "lr": ...}].'
+            )
         groups = [self._checked_group(where, *entry) for entry in enumerate(pattern_lrs or ())]
         settings = {
             "amsgrad": arguments.boolean(where, "amsgrad", amsgrad),
@@ -136,6 +141,11 @@ class AdamMultilrRecipe(Recipe):
         Raises:
             OptimizerArgumentError: the entry's rate is a schedule or a callable.
         """
+        if not 0 <= index < len(self._groups):
+            raise OptimizerArgumentError(
+                f"{self.name}.set_group_learning_rate: index must be that of an entry of "
+                f"pattern_lrs. Got {index}. There are {len(self._groups)}. Choose one of them."
+            )
         rate = self._groups[index].rate
         if not hasattr(rate, "assign"):
             raise OptimizerArgumentError(

@@ -16,7 +16,7 @@ from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.row_update import SlotSpec
 from rowstep.optimizers.state_surface import CallableList
 from rowstep.optimizers.step import RowStep
-from rowstep.optimizers.surface import OptimizerSurface
+from rowstep.optimizers.surface import Exclusions, OptimizerSurface
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["RowOptimizer"]
@@ -37,7 +37,7 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         self._options = checked
         self._plans, self._slots, self._accumulators, self._keys = (), [], [], ()
         self._added = []
-        self._no_decay_names = self._no_decay_paths = ()
+        self._no_decay = Exclusions()
         # Keras reads these names; its constructor would refuse what works here together.
         for option in _KERAS_OPTIONS:
             setattr(self, option, getattr(self._options, option))
@@ -48,6 +48,7 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         if self.built:
             self._refuse_unknown(variables)
             return
+        self._warn_of_lost_exclusions(variables)
         self._make_slots(variables)
         # Keras would make averages and accumulators of its own, of the tables' size.
         for index, variable in enumerate(variables):
@@ -70,6 +71,7 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         name: str | None = None,
+        *,
         skip_gradients_aggregation: bool = False,
         experimental_aggregate_gradients: bool = True,
     ) -> keras.Variable:
@@ -173,24 +175,31 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         path = next(iter(variables_by_path([source])))
         suffix = variable_name or name or "var"
         spec = SlotSpec(tuple(native.shape), native.dtype)
-        with tf.distribute.get_strategy().extended.colocate_vars_with(native):
-            variable = self._new_slot(source, path, suffix, spec)
         if initial_value is None:
             initial_value = self._initial_values(initializer, spec.shape, spec.dtype)
-        variable.assign(initial_value)
+        with tf.distribute.get_strategy().extended.colocate_vars_with(native):
+            variable = self._new_slot(source, path, suffix, spec, initial_value)
         self._added.append((f"{path}/{suffix}", variable))
         return variable
 
-    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> keras.Variable:
-        made = super().add_variable(
+    def _new_slot(
+        self, variable: Any, path: str, slot: str, spec: SlotSpec, values: Any = None
+    ) -> keras.Variable:
+        def initial(shape: Any, dtype: Any = None) -> tf.Tensor:
+            if spec.copies_weights:
+                return tf.cast(tf.convert_to_tensor(native_variable(variable)), spec.dtype)
+            return (
+                tf.zeros(spec.shape, spec.dtype) if values is None else tf.cast(values, spec.dtype)
+            )
+
+        # Values come with the creation: a checkpoint that waits for the variable is assigned right
+        # after it, and must not be overwritten.
+        return super().add_variable(
             shape=spec.shape,
-            initializer="zeros",
+            initializer=initial,
             dtype=spec.dtype.name,
             name=f"{path.replace('/', '_').replace(':', '_')}_{slot}",
         )
-        if spec.copies_weights:
-            made.assign(tf.cast(tf.convert_to_tensor(native_variable(variable)), spec.dtype))
-        return made
 
     def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:
         if isinstance(initializer, np.ndarray | tf.Tensor):
@@ -207,6 +216,41 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
 
     def _current_rate(self) -> Any:
         return keras.ops.convert_to_tensor(self.learning_rate)
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate: a variable that can be assigned, or what its schedule says now."""
+        rate = self._learning_rate
+        if isinstance(rate, arguments.LiveRate):
+            return rate.source
+        return keras.optimizers.Optimizer.learning_rate.fget(self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        if not callable(value):
+            value = arguments.non_negative(self.name, "learning_rate", value)
+            if isinstance(self._learning_rate, arguments.LiveRate):
+                self._learning_rate.source.assign(value)
+                return
+            if not hasattr(self._learning_rate, "assign"):
+                raise OptimizerArgumentError(
+                    f"{self.name}.learning_rate: it can be set where it is a number. Got an "
+                    f"optimizer whose rate is a {type(self._learning_rate).__name__}. "
+                    "Make the optimizer with a number, or set another schedule."
+                )
+        keras.optimizers.Optimizer.learning_rate.fset(self, value)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the variables from a saved model's file; Keras calls this."""
+        variables = list(self.variables)
+        rate = self._learning_rate
+        if isinstance(rate, keras.Variable) and len(store.keys()) == len(variables) - 1:
+            # Saved where the rate was someone else's tf.Variable: the config has its value.
+            variables = [variable for variable in variables if variable is not rate]
+            for index, variable in enumerate(variables):
+                variable.assign(store[str(index)])
+            return
+        super().load_own_variables(store)
 
     def _new_rate(self, name: str, rate: Any) -> Any:
         """Return a learning rate as the optimizer keeps it: a number becomes a variable."""

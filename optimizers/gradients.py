@@ -67,6 +67,8 @@ def checked(
     dtype = compute_dtype(variable.dtype)
     sparse = isinstance(gradient, tf.IndexedSlices)
     values = tf.cast(gradient.values if sparse else gradient, dtype)
+    if sparse:
+        _check_ids(gradient.indices, values, where)
     needed = tf.TensorShape([None]).concatenate(variable.shape[1:]) if sparse else variable.shape
     if not needed.is_compatible_with(values.shape):
         # A gradient that merely broadcasts would train something else without a word.
@@ -80,8 +82,23 @@ def checked(
     if not sparse:
         return values, [check for check in checks if check is not None]
     row_ids = tf.convert_to_tensor(gradient.indices)
+    row_ids = row_ids if row_ids.dtype == tf.int32 else tf.cast(row_ids, tf.int64)
     checks.append(check_row_ids(row_ids, variable.shape[0], where))
     return RowGradient(row_ids, values), [check for check in checks if check is not None]
+
+
+def _check_ids(row_ids: tf.Tensor, values: tf.Tensor, where: str) -> None:
+    rows = tf.TensorShape([row_ids.shape[0]]) if row_ids.shape.rank else tf.TensorShape(None)
+    if not (
+        row_ids.dtype.is_integer
+        and row_ids.shape.rank in (None, 1)
+        and rows.is_compatible_with(values.shape[:1])
+    ):
+        raise OptimizerArgumentError(
+            f"{where}: a sparse gradient must have one integer id for each of its rows. "
+            f"Got ids of {row_ids.dtype.name} {row_ids.shape} for rows {values.shape}. "
+            "Pass tf.IndexedSlices(values [N, ...], indices [N])."
+        )
 
 
 def summed(gradient: Gradient) -> Gradient:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from rowstep.optimizers import arguments
 from rowstep.optimizers.base import RowOptimizer
@@ -159,7 +160,7 @@ class LAMB(LambRecipe, RowOptimizer):  # noqa: D101  # the recipe says it
 def _checked_clip(where: str, clip: Sequence[float] | None) -> tuple[float, float] | None:
     if clip is None:
         return None
-    if not isinstance(clip, Sequence) or len(clip) != 2:
+    if np.shape(clip) != (2,):
         raise OptimizerArgumentError(
             f"{where}: trust_ratio_clip must be (lowest, highest). Got {clip!r}. "
             "Pass two numbers, for example (0.0, 10.0)."

@@ -38,16 +38,21 @@ class StepOptions:
         ema_momentum: Decay of the average, in [0, 1].
         ema_overwrite_frequency: Steps after which the weights become their average; costs
             O(V * D) then. None: only `finalize_variable_values` does it.
-        loss_scale_factor: What the loss was multiplied by: gradients are divided by it.
+        loss_scale_factor: What the loss is multiplied by in `minimize`, `compute_gradients` and
+            Keras 3's `scale_loss` and `fit`; the step divides gradients by it.
         gradient_accumulation_steps: Calls whose mean gradient makes one update, from 2 up. Costs
             memory for one more table, O(R * D) a call and a scan of V numbers an update.
-        decay: Decay of the learning rate by time: learning_rate / (1 + decay * iterations).
+        decay: Decay of the learning rate by time: learning_rate / (1 + decay * updates done).
         state_dtype: "float32" or "bfloat16": dtype of momentum and velocity of the tables.
         tables: Regular expressions, searched in the paths of variables: which ones are tables.
         stochastic_rounding: Whether weights and state in float16 and bfloat16 are rounded up or
             down at random, so that small steps are not lost.
         seed: What the random rounding starts from.
         check_finite: Whether a gradient with NaN or infinity is refused before anything moves.
+
+    Compiled by XLA (jit_compile) the step still computes the same, but use_ema, idle_decay and
+    gradient_accumulation_steps then cost O(V): XLA copies a variable that a condition may write,
+    and pads rows whose number it cannot know.
 
     Raises:
         OptimizerArgumentError: an option does not fit.

@@ -10,7 +10,7 @@ from rowstep.optimizers import arguments
 from rowstep.optimizers.row_update import Plan
 from rowstep.optimizers.rules import Hyper
 from rowstep.optimizers.step import RowStep
-from rowstep.optimizers.surface import OptimizerSurface
+from rowstep.optimizers.surface import Exclusions, OptimizerSurface
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,7 +75,8 @@ class Recipe(OptimizerSurface, RowStep):
         config = {"name": self.name, "learning_rate": self._config_of(self._learning_rate)}
         config |= {name: self._config_of(value) for name, value in self._hypers().items()}
         config |= self._options.config()
-        exclusions = {"paths": list(self._no_decay_paths), "names": list(self._no_decay_names)}
+        excluded = self._no_decay
+        exclusions = {"paths": list(excluded.paths), "names": list(excluded.names)}
         if any(exclusions.values()):
             config["excluded_from_weight_decay"] = exclusions
         return config
@@ -94,8 +95,8 @@ class Recipe(OptimizerSurface, RowStep):
         exclusions = config.pop("excluded_from_weight_decay", {})
         with cls._object_scope(dict(custom_objects or {})):
             optimizer = cls(**{key: cls._deserialized(value) for key, value in config.items()})
-        optimizer._no_decay_paths = tuple(exclusions.get("paths", ()))
-        optimizer._no_decay_names = tuple(exclusions.get("names", ()))
+        names, paths = (tuple(exclusions.get(key, ())) for key in ("names", "paths"))
+        optimizer._no_decay = Exclusions(names, paths)
         return optimizer
 
     @classmethod

@@ -133,7 +133,7 @@ def _update(
         lazy = by_row if settings.formula == "lamb" else settings.lazy
         rows = _present(given[name], len(states[name].w), lazy)
         if settings.formula == "lamb":
-            _lamb(states[name], rows, g, learning_rate, t, settings, by_row)
+            _lamb(states[name], rows, np.asarray(g), learning_rate, t, settings, by_row)
         else:
             for r in rows:
                 _adam_row(states[name], r, g[r], learning_rate, t, settings)

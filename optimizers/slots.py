@@ -14,7 +14,7 @@ from rowstep.optimizers.accumulation import accumulator_specs
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.row_update import Plan, SlotSpec
-from rowstep.optimizers.variables import native_variable, variables_by_path
+from rowstep.optimizers.variables import native_variable, variable_path, variables_by_path
 
 __all__ = ["SlotMaker"]
 
@@ -36,7 +36,9 @@ class SlotMaker:
         """Return how the variable of this path is updated."""
         raise NotImplementedError
 
-    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> Any:
+    def _new_slot(
+        self, variable: Any, path: str, slot: str, spec: SlotSpec, values: Any = None
+    ) -> Any:
         raise NotImplementedError
 
     def _is_table(self, path: str) -> bool:
@@ -50,8 +52,8 @@ class SlotMaker:
     def _make_slots(self, variables: Sequence[Any]) -> None:
         by_path = variables_by_path(variables)
         self._refuse_unusual(by_path)
-        self._require_tables(by_path)
-        plans = [self._planned(path, variable) for path, variable in by_path.items()]
+        self._require_tables(variables)
+        plans = [self._planned(key, variable) for key, variable in by_path.items()]
         slots, accumulators = [], []
         for plan, (path, variable) in zip(plans, by_path.items(), strict=True):
             native = native_variable(variable)
@@ -67,7 +69,9 @@ class SlotMaker:
         self._plans, self._keys = tuple(plans), tuple(by_path)
         self._slots, self._accumulators = slots, accumulators
 
-    def _planned(self, path: str, variable: Any) -> Plan:
+    def _planned(self, key: str, variable: Any) -> Plan:
+        # Patterns see the path as it is; the key of a second variable of the same path ends in #2.
+        path = self._pattern_path(variable)
         is_table = self._is_table(path)
         plan = self._plan(path, is_table, self._decays(path, variable))
         options = self._options
@@ -77,8 +81,8 @@ class SlotMaker:
             average_starts_at_first_step=self.average_starts_at_first_step,
             state_dtype=options.slot_dtype if is_table else None,
             stochastic_rounding=options.stochastic_rounding,
-            # Of the path, so that a variable's rounding does not depend on its neighbours.
-            seed=zlib.crc32(f"{options.seed}:{path}".encode()),
+            # Of the key, so that a variable's rounding does not depend on its neighbours.
+            seed=zlib.crc32(f"{options.seed}:{key}".encode()),
             row_constraint=getattr(variable, "row_constraint", None),
         )
 
@@ -86,11 +90,16 @@ class SlotMaker:
         """Return the names of the options in use that concern tables only."""
         return [] if self._options.state_dtype is None else ["state_dtype"]
 
-    def _require_tables(self, by_path: Mapping[str, Any]) -> None:
-        if self._table_options() and not any(self._is_table(path) for path in by_path):
+    def _pattern_path(self, variable: Any) -> str:
+        """Return what the user's patterns are searched in."""
+        return variable_path(variable)
+
+    def _require_tables(self, variables: Sequence[Any]) -> None:
+        paths = [self._pattern_path(variable) for variable in variables]
+        if self._table_options() and not any(self._is_table(path) for path in paths):
             raise OptimizerArgumentError(
                 f"{self.name}: {', '.join(self._table_options())} concerns tables, so there must "
-                f"be one. Got {', '.join(by_path)}, of which none matches "
+                f"be one. Got {', '.join(paths)}, of which none matches "
                 f"tables={list(self._options.tables)}. Set tables to patterns of your tables."
             )
 

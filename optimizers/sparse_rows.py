@@ -102,7 +102,8 @@ def check_row_ids(row_ids: tf.Tensor, num_rows: int | tf.Tensor, where: str) -> 
 
     Cost: O(R).
     """
-    num_rows = tf.cast(num_rows, row_ids.dtype)
+    # int64 also in the message: TensorFlow keeps int32 on the host, for the whole batch.
+    row_ids, num_rows = tf.cast(row_ids, tf.int64), tf.cast(num_rows, tf.int64)
     in_range = tf.reduce_all(tf.logical_and(row_ids >= 0, row_ids < num_rows))
     message = (
         f"{where}: row ids must lie in [0, number of rows). Check the vocabulary size that the "

@@ -53,7 +53,9 @@ class StateSurface:
     def _index_of(self, variable: Any) -> int:
         raise NotImplementedError
 
-    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> Any:
+    def _new_slot(
+        self, variable: Any, path: str, slot: str, spec: SlotSpec, values: Any = None
+    ) -> Any:
         raise NotImplementedError
 
     # State -------------------------------------------------------------------------------------
@@ -65,7 +67,8 @@ class StateSurface:
             self._keys, self._slots, self._accumulators, strict=True
         ):
             result |= {f"{key}/{slot}": v for slot, v in {**slots, **accumulators}.items()}
-        return result | unique_keys([k for k, _ in self._added], [v for _, v in self._added])
+        named = [*result.items(), *self._added]
+        return unique_keys([key for key, _ in named], [variable for _, variable in named])
 
     def get_weights(self) -> list[Array]:
         """Return copies of the state as a list: iterations, then the slots variable by variable.
@@ -130,9 +133,11 @@ class StateSurface:
         return list(names)
 
     def __dir__(self) -> list[str]:
-        # tf.train.Checkpoint looks for this name with dir(). It would save the slots a second time
-        # as slot variables, and refuse because Keras has them saved as variables of the optimizer.
-        return [name for name in super().__dir__() if name != "get_slot_names"]
+        # Savers look at every name in dir(). tf.train.Checkpoint would save the slots a second time
+        # as slot variables, and refuse because Keras has them saved as variables of the optimizer;
+        # Keras' would have the averages brought up to date, of weights that are being loaded.
+        hidden = ("get_slot_names", "_model_variables_moving_average")
+        return [name for name in super().__dir__() if name not in hidden]
 
     def get_slot(self, var: Any, slot_name: str) -> Any:
         """Return the slot of a variable, for example its "momentum" (or "m").
@@ -170,12 +175,13 @@ class StateSurface:
         """
         self._refuse_unknown([var])
         slots = self._slots[self._index_of(var)]
+        slot_name = _SLOT_ALIASES.get(slot_name, slot_name)
         if slot_name not in slots:
             native = native_variable(var)
             full = tuple(native.shape) if shape is None else tuple(shape)
             key = self._keys[self._index_of(var)]
-            slot = self._new_slot(var, key, slot_name, SlotSpec(full, native.dtype))
-            slot.assign(self._initial_values(initializer, full, native.dtype))
+            values = self._initial_values(initializer, full, native.dtype)
+            slot = self._new_slot(var, key, slot_name, SlotSpec(full, native.dtype), values)
             slots[slot_name] = slot  # type: ignore[index]
         return slots[slot_name]
 
@@ -209,5 +215,9 @@ class StateSurface:
             raise OptimizerArgumentError(
                 f"{self.name}: every variable must be one that the optimizer was built on. "
                 f"Got {names}. It knows {', '.join(self._keys) or 'none yet'}. "
-                "Make a new optimizer for other variables."
+                + (
+                    "Make a new optimizer for other variables; load_named_state takes old state."
+                    if self.built
+                    else "Call build(variables) first."
+                )
             )

@@ -8,6 +8,7 @@ before it would measure the parts of a row instead of the row.
 
 from __future__ import annotations
 
+import collections
 import functools
 import warnings
 from collections.abc import Iterable, Sequence
@@ -54,7 +55,7 @@ class RowStep(SlotMaker, AveragedWeights):
     # The step ----------------------------------------------------------------------------------
 
     def _run_step(self, pairs: Iterable[tuple[Any, Any]], aggregate: bool) -> None:
-        pairs = _present(list(pairs))
+        pairs = _present(self.name, list(pairs))
         pairs = self.aggregate_gradients(pairs) if aggregate else pairs
         self._update_all([g for g, _ in pairs], [v for _, v in pairs])
         accumulates = self._options.gradient_accumulation_steps is not None
@@ -215,7 +216,8 @@ class RowStep(SlotMaker, AveragedWeights):
         return calls // (self._options.gradient_accumulation_steps or 1)
 
     def _refuse_repeated(self, indices: Sequence[int]) -> None:
-        repeated = sorted({self._keys[i] for i in indices if indices.count(i) > 1})
+        counts = collections.Counter(indices)
+        repeated = sorted({self._keys[i] for i, count in counts.items() if count > 1})
         if repeated:
             raise OptimizerArgumentError(
                 f"{self.name}: a variable must not be twice in one step. "
@@ -223,13 +225,13 @@ class RowStep(SlotMaker, AveragedWeights):
             )
 
 
-def _present(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+def _present(where: str, pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     missing = [variable for gradient, variable in pairs if gradient is None]
     if missing:
         names = ", ".join(variables_by_path(missing))
         if len(missing) == len(pairs):
             raise OptimizerArgumentError(
-                f"apply: at least one variable must have a gradient. Got None for {names}. "
+                f"{where}: at least one variable must have a gradient. Got None for {names}. "
                 "Compute the loss from the variables, inside the tape."
             )
         warnings.warn(f"No gradient reached {names}: left unchanged.", stacklevel=4)

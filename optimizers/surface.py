@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
 from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.state_surface import StateSurface
 from rowstep.optimizers.variables import matches, native_variable, variable_path
 
-__all__ = ["OptimizerSurface"]
+__all__ = ["Exclusions", "OptimizerSurface"]
+
+
+@dataclass(frozen=True)
+class Exclusions:
+    """Hold what is kept out of weight decay: by name, by path from a config, or as it is."""
+
+    names: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    variables: tuple[Any, ...] = ()
 
 
 class OptimizerSurface(StateSurface):
@@ -20,8 +32,7 @@ class OptimizerSurface(StateSurface):
 
     learning_rate: Any
     _options: StepOptions
-    _no_decay_names: tuple[str, ...]
-    _no_decay_paths: tuple[str, ...]
+    _no_decay: Exclusions
 
     # Weight decay ------------------------------------------------------------------------------
 
@@ -42,18 +53,36 @@ class OptimizerSurface(StateSurface):
                 f"{self.name}.exclude_from_weight_decay: the optimizer must not be built yet. "
                 "Got one that is. Call it right after making the optimizer."
             )
-        if isinstance(var_names, str):
+        where = f"{self.name}.exclude_from_weight_decay"
+        names = arguments.patterns(where, "var_names", var_names) or ()
+        if var_list is not None and not isinstance(var_list, list | tuple):
             raise OptimizerArgumentError(
-                f"{self.name}.exclude_from_weight_decay: var_names must be a list. "
-                f"Got the string {var_names!r}. Write [{var_names!r}]."
+                f"{where}: var_list must be a list of variables. Got {var_list!r}. "
+                "Put it into a list."
             )
-        self._no_decay_paths = tuple(variable_path(variable) for variable in var_list or ())
-        self._no_decay_names = tuple(var_names or ())
+        variables = [native_variable(variable) for variable in var_list or ()]
+        paths = tuple(variable_path(variable) for variable in var_list or ())
+        self._no_decay = Exclusions(tuple(names), paths, tuple(variables))
 
     def _decays(self, path: str, variable: Any) -> bool:
-        if variable_path(variable) in self._no_decay_paths:
+        excluded = self._no_decay
+        if excluded.variables:
+            # Names of variables repeat; those that were given are known as they are.
+            if any(native_variable(variable) is known for known in excluded.variables):
+                return False
+        elif variable_path(variable) in excluded.paths:
             return False
-        return not matches(self._no_decay_names, path)
+        return not matches(excluded.names, path)
+
+    def _warn_of_lost_exclusions(self, variables: Sequence[Any]) -> None:
+        lost = set(self._no_decay.paths) - {variable_path(variable) for variable in variables}
+        if lost:
+            warnings.warn(
+                f"{self.name}: excluded from weight decay were {', '.join(sorted(lost))}, which "
+                "are not among the variables; a saved model may name them otherwise. Exclude by "
+                "var_names.",
+                stacklevel=4,
+            )
 
     def _is_table(self, path: str) -> bool:
         return matches(self._options.tables, path)
@@ -80,7 +109,8 @@ class OptimizerSurface(StateSurface):
         """Compute gradients of a loss, apply them, and return the step counter.
 
         Args:
-            loss: A callable without arguments, or a scalar computed under `tape`.
+            loss: A callable without arguments, or a scalar computed under `tape`. With
+                loss_scale_factor it is scaled here: do not pass what `scale_loss` returned.
             var_list: The variables, or a callable that returns them.
             grad_loss: The gradient of what is minimized with respect to the loss; ones when left
                 out. A tape in its place is taken as the tape: newer Keras has it there.
@@ -106,6 +136,9 @@ class OptimizerSurface(StateSurface):
         """
         if callable(loss):
             with tape or tf.GradientTape() as tape:
+                if not callable(var_list):
+                    var_list = list(var_list)
+                    tape.watch([native_variable(variable) for variable in var_list])
                 loss = loss()
         elif tape is None:
             raise OptimizerArgumentError(
@@ -115,6 +148,10 @@ class OptimizerSurface(StateSurface):
             )
         variables = list(var_list() if callable(var_list) else var_list)
         natives = [native_variable(variable) for variable in variables]
+        scale = self._options.loss_scale_factor
+        if scale is not None:
+            # The step divides by it. To scale what comes in is to scale the loss.
+            grad_loss = scale * (tf.ones_like(loss) if grad_loss is None else grad_loss)
         gradients = tape.gradient(loss, natives, output_gradients=grad_loss)
         return list(zip(gradients, variables, strict=True))
 

@@ -20,7 +20,7 @@ from rowstep.optimizers.row_update import Plan, SlotSpec
 from rowstep.optimizers.rules import LambRule
 from rowstep.optimizers.state_surface import CallableList
 from rowstep.optimizers.step import RowStep
-from rowstep.optimizers.surface import OptimizerSurface
+from rowstep.optimizers.surface import Exclusions, OptimizerSurface
 from rowstep.optimizers.variables import variable_path
 
 __all__ = ["TfKerasRowOptimizer"]
@@ -50,7 +50,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         self._options = checked
         self._plans, self._slots, self._accumulators, self._keys = (), [], [], ()
         self._added, self._own_variables = [], []
-        self._no_decay_names = self._no_decay_paths = ()
+        self._no_decay = Exclusions()
         self._learning_rate = self._new_rate("learning_rate", rate)
         self.built = False
         # Wrappers and callbacks read these names.
@@ -68,6 +68,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         if self.built:
             self._refuse_unknown(variables)
             return
+        self._warn_of_lost_exclusions(variables)
         self._make_slots(variables)
         self._build_index_dict(variables)
         self._own_variables = variables
@@ -78,6 +79,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
         name: str | None = None,
+        *,
         skip_gradients_aggregation: bool = False,
         experimental_aggregate_gradients: bool = True,
     ) -> tf.Variable:
@@ -163,7 +165,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
                 "Make the optimizer with a number, or set another schedule."
             )
         else:
-            self.learning_rate.assign(value)
+            self.learning_rate.assign(arguments.non_negative(self.name, "learning_rate", value))
 
     def _current_rate(self) -> tf.Tensor:
         return self._rate_now(self._learning_rate)
@@ -237,17 +239,35 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         self._added.append((f"{variable_path(model_variable)}/{variable_name}", made))
         return made
 
-    def _new_slot(self, variable: Any, path: str, slot: str, spec: SlotSpec) -> tf.Variable:
+    def _new_slot(
+        self, variable: Any, path: str, slot: str, spec: SlotSpec, values: Any = None
+    ) -> tf.Variable:
         # The method of tf_keras would take the dtype of the variable. It also joins the slots of
         # the parts of a sharded variable, so that they are saved as one.
         reference = SimpleNamespace(dtype=spec.dtype, _shared_name=path.replace("#", "_"))
         if hasattr(variable, "_sharded_container"):
             reference._sharded_container = variable._sharded_container
-        start = tf.zeros(spec.shape, spec.dtype)
+        start = tf.zeros(spec.shape, spec.dtype) if values is None else tf.cast(values, spec.dtype)
         if spec.copies_weights:
             start = tf.cast(tf.convert_to_tensor(variable), spec.dtype)
         plain: Any = super(tf_keras.optimizers.Optimizer, self)
         return plain.add_variable_from_reference(reference, slot, initial_value=start)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Put the variables into a saved model's file; tf_keras calls this."""
+        for index, variable in enumerate(self.variables):
+            values = variable.numpy()
+            # HDF5 has no bfloat16; float32 holds its numbers exactly.
+            is_bfloat16 = variable.dtype == tf.bfloat16
+            store[str(index)] = values.astype(np.float32) if is_bfloat16 else values
+
+    def load_own_variables(self, store: Any) -> None:
+        """Take the variables from a saved model's file; tf_keras calls this."""
+        if len(store.keys()) != len(self.variables):
+            super().load_own_variables(store)  # it says what is wrong
+            return
+        for index, variable in enumerate(self.variables):
+            variable.assign(np.asarray(store[str(index)]).astype(variable.dtype.as_numpy_dtype))
 
     def _initial_values(self, initializer: Any, shape: tuple[int, ...], dtype: tf.DType) -> Any:
         if isinstance(initializer, np.ndarray | tf.Tensor):
@@ -266,18 +286,19 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
     def _built_on(self) -> Sequence[Any]:
         return self._own_variables
 
-    def _is_table(self, path: str) -> bool:
-        return super()._is_table(_of_whole(path))
+    def _pattern_path(self, variable: Any) -> str:
+        # That of the whole, for a part of a sharded variable.
+        return re.sub(r"/part_\d+$", "", variable_path(variable))
 
-    def _planned(self, path: str, variable: Any) -> Plan:
-        plan = super()._planned(_of_whole(path), variable)
+    def _planned(self, key: str, variable: Any) -> Plan:
+        plan = super()._planned(key, variable)
         if hasattr(variable, "_sharded_container"):
             rule = plan.rule
             by_norm = isinstance(rule, LambRule) and rule.adapt and not rule.by_row
             if by_norm or self._options.clipnorm is not None:
                 raise OptimizerArgumentError(
                     f"{self.name}: nothing may depend on the norm of a variable that is sharded, "
-                    f"since each part is updated where it lies. Got {path} with "
+                    f"since each part is updated where it lies. Got {key} with "
                     f"{'a trust ratio' if by_norm else 'clipnorm'}. Use "
                     + ("row_trust_ratio or an exclusion." if by_norm else "global_clipnorm.")
                 )
@@ -315,8 +336,3 @@ _KERAS_OPTIONS = (
     "ema_momentum",
     "ema_overwrite_frequency",
 )
-
-
-def _of_whole(path: str) -> str:
-    """Return the path of the variable that a part of a sharded variable belongs to."""
-    return re.sub(r"/part_\d+$", "", path)
