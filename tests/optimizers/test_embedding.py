@@ -167,7 +167,9 @@ def test_floats_are_ids_as_long_as_they_can_tell_all_rows_apart() -> None:
     with pytest.raises(OptimizerArgumentError, match=r"Got float32 for 16777217 rows"):
         Embedding(2**24 + 1, 3)(keras.Input((2,)))
     layer = Embedding(2048, 3)
-    np.testing.assert_array_equal(layer(tf.constant([2047.0], tf.float16)), layer(tf.constant([2047])))
+    np.testing.assert_array_equal(
+        layer(tf.constant([2047.0], tf.float16)), layer(tf.constant([2047]))
+    )
 
 
 def test_a_sequential_model_without_an_input_trains() -> None:
