@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.options import KERAS_OPTIONS, StepOptions
 from rowstep.optimizers.row_update import SlotSpec
 from rowstep.optimizers.state_surface import CallableList
 from rowstep.optimizers.step import RowStep
@@ -39,7 +39,7 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
         self._added = []
         self._no_decay = Exclusions()
         # Keras reads these names; its constructor would refuse what works here together.
-        for option in _KERAS_OPTIONS:
+        for option in KERAS_OPTIONS:
             setattr(self, option, getattr(self._options, option))
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -298,16 +298,3 @@ class RowOptimizer(OptimizerSurface, RowStep, keras.optimizers.Optimizer):
             # decimal of the same float32 is what the user wrote.
             return float(str(np.float32(keras.ops.convert_to_numpy(number))))
         return keras.saving.serialize_keras_object(value)
-
-
-_KERAS_OPTIONS = (
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "loss_scale_factor",
-    "gradient_accumulation_steps",
-)

@@ -12,10 +12,22 @@ import tensorflow as tf
 from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
 
-__all__ = ["TABLES", "StepOptions"]
+__all__ = ["KERAS_OPTIONS", "TABLES", "StepOptions"]
 
 TABLES = (r"(^|/)embeddings$",)
 """What a table's path looks like, if nothing else is said: that of an Embedding's weights."""
+KERAS_OPTIONS = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "use_ema",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+"""Options that wrappers, callbacks and Keras itself look for as attributes of an optimizer."""
 _STATE_DTYPES = {None: None, "float32": tf.float32, "bfloat16": tf.bfloat16}
 
 

@@ -14,7 +14,7 @@ import tf_keras
 
 from rowstep.optimizers import arguments
 from rowstep.optimizers.errors import OptimizerArgumentError
-from rowstep.optimizers.options import StepOptions
+from rowstep.optimizers.options import KERAS_OPTIONS, StepOptions
 from rowstep.optimizers.replicas import across_replicas
 from rowstep.optimizers.row_update import Plan, SlotSpec
 from rowstep.optimizers.rules import LambRule
@@ -54,7 +54,7 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
         self._learning_rate = self._new_rate("learning_rate", rate)
         self.built = False
         # Wrappers and callbacks read these names.
-        for option in _KERAS_OPTIONS:
+        for option in KERAS_OPTIONS:
             setattr(self, option, getattr(checked, option))
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -327,12 +327,3 @@ class TfKerasRowOptimizer(OptimizerSurface, RowStep, tf_keras.optimizers.Optimiz
 
 _WITHOUT_EFFECT = frozenset({"is_legacy_optimizer", "jit_compile"})
 _UNTRACKED = frozenset({"_accumulators", "_added", "_own_variables", "_slots"})
-_KERAS_OPTIONS = (
-    "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-)
