@@ -160,7 +160,7 @@ def doctor(file: str, overrides: tuple[str, ...]) -> None:
 @_reports_errors
 def schema() -> None:
     """Print the JSON schema of config files, for editors."""
-    click.echo(export_schema())
+    click.echo(export_schema(), nl=False)
 
 
 def _refuse_if_busy(workspace: Workspace) -> None:

@@ -47,8 +47,9 @@ TABLE = [
     (
         "optimizer.learning_rat",
         1e-3,
-        "unknown key. Allowed here: beta_1, beta_2, clipnorm, clipvalue, epsilon, "
-        "global_clipnorm, kind, learning_rate, schedule. Did you mean 'learning_rate'?",
+        "unknown key. Allowed here: beta_1, beta_2, bias_correction, clipnorm, clipvalue, "
+        "epsilon, global_clipnorm, idle_decay, kind, learning_rate, row_velocity, schedule, "
+        "weight_decay. Did you mean 'learning_rate'?",
     ),
     (
         "features.user_id.oov",

@@ -64,7 +64,7 @@ def test_bad_config_is_reported_without_importing_tensorflow(tmp_path: Path) -> 
 
 
 def test_schema_is_the_exported_one(tmp_path: Path) -> None:
-    assert _invoke("schema", home=tmp_path)[1].strip() == export_schema().strip()
+    assert _invoke("schema", home=tmp_path)[1] == export_schema()
 
 
 @pytest.mark.parametrize(
