@@ -179,10 +179,11 @@ class MeshStep(MeshState):
         dtype = compute_dtype(variable.dtype)
         rate = tf.cast(scalars.learning_rate, dtype)
         beta_1, beta_2 = scalars.beta_1, scalars.beta_2
-        step = tf.cast(self.iterations.read_value(), dtype) + 1.0
+        number = self.iterations.read_value() + 1
+        step = tf.cast(number, dtype)
         epsilon: Any = self.epsilon
         if self.adaptive_epsilon:
             epsilon *= tf.sqrt(update_rules.bias_correction(beta_2, step))
         decay = rate * self.weight_decay if self._decays(variable) else None
         step_size = update_rules.adam_step_size(rate, beta_1, beta_2, step)
-        return Coefficients(step_size, decay, beta_1, beta_2, epsilon)
+        return Coefficients(step_size, decay, beta_1, beta_2, epsilon, number)

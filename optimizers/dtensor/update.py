@@ -8,6 +8,7 @@ exactly once, in its own layout.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,9 +17,11 @@ from tensorflow.experimental import dtensor
 
 from rowstep.optimizers import sparse_rows, update_rules
 from rowstep.optimizers.dtensor.gradients import MaskedGradient, Prepared
-from rowstep.optimizers.dtensor.layout import is_on_mesh
+from rowstep.optimizers.dtensor.layout import is_on_mesh, place, read_array
 from rowstep.optimizers.gradients import compute_dtype
+from rowstep.optimizers.rounding import noise, stochastic_round
 from rowstep.optimizers.sparse_rows import RowGradient
+from rowstep.optimizers.variables import variable_path
 
 __all__ = ["Averaging", "Coefficients", "update_variable"]
 
@@ -36,6 +39,8 @@ class Coefficients(NamedTuple):
     beta_1: float
     beta_2: float
     epsilon: tf.Tensor | float
+    number: tf.Tensor
+    """The step counted from 1, int64."""
 
 
 class Averaging(NamedTuple):
@@ -82,7 +87,7 @@ def update_variable(
     if variable.constraint is not None:
         weights = variable.constraint(weights)
     # The average is of the weights as they are stored, rounded where they are half precision.
-    weights = tf.cast(tf.cast(weights, variable.dtype), weights.dtype)
+    weights = tf.cast(_narrowed(variable, weights, coefficients.number), weights.dtype)
     if averaging is not None:
         weights = _average(slots["average"], weights, averaging)
     _assign(variable, weights)
@@ -131,8 +136,28 @@ def _update_rows(
     old = {name: sparse_rows.gather_rows(item, ids, dtype) for name, item in variables.items()}
     w = old.pop("weights")
     new = _new_values(w, old, gradient.row_grads, coefficients)
+    new["weights"] = _narrowed(variable, new["weights"], coefficients.number, ids)
     for name, item in variables.items():
         sparse_rows.scatter_rows(item, ids, new[name])
+
+
+def _narrowed(
+    variable: tf.Variable, weights: tf.Tensor, number: tf.Tensor, row_ids: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Return weights in the dtype of their variable, half precision rounded at random."""
+    if variable.dtype not in (tf.float16, tf.bfloat16):
+        return tf.cast(weights, variable.dtype)
+    is_eager_on_mesh = tf.executing_eagerly() and is_on_mesh(variable)
+    if is_eager_on_mesh:
+        number = tf.constant(read_array(number))
+    if row_ids is None:
+        num_rows = variable.shape[0] if variable.shape.rank else 0
+        row_ids = tf.range(num_rows, dtype=tf.int64) if num_rows else tf.zeros([], tf.int64)
+    seed = zlib.crc32(variable_path(variable).encode())
+    uniform = noise(tf.cast(row_ids, tf.int64), variable.shape[1:], seed, number)
+    if is_eager_on_mesh:
+        uniform = place(uniform, variable.layout)
+    return stochastic_round(weights, uniform, variable.dtype)
 
 
 def _average(slot: tf.Variable, weights: tf.Tensor, averaging: Averaging) -> tf.Tensor:

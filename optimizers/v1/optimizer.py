@@ -62,7 +62,8 @@ class LazyAdamOptimizer(SessionState, LazyUpdate):
     Attributes:
         slots_in_variable_dtype: Whether slots of half-precision variables have the variable's
             type, as in TensorFlow 1; False unless set before the first step. Arithmetic stays
-            float32, but squares of small gradients become 0 in a float16 slot.
+            float32, but squares of small gradients become 0 in a float16 slot. Weights in half
+            precision are rounded up or down at random, so that small steps are not lost.
 
     Raises:
         OptimizerArgumentError: a number is out of range.

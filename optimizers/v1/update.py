@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,9 @@ import tensorflow as tf
 
 from rowstep.optimizers import update_rules
 from rowstep.optimizers.gradients import compute_dtype
+from rowstep.optimizers.rounding import noise, stochastic_round
 from rowstep.optimizers.sparse_rows import gather_rows, sum_duplicate_rows
+from rowstep.optimizers.variables import variable_path
 
 __all__ = ["LazyUpdate"]
 
@@ -73,7 +76,7 @@ class LazyUpdate(tf.compat.v1.train.AdamOptimizer):
         return tf.group(
             *(
                 target.assign(
-                    tf.cast(value, target.dtype.base_dtype),
+                    self._narrowed(value, target, variable, None, m),
                     use_locking=self._use_locking,
                     read_value=False,
                 )
@@ -105,7 +108,7 @@ class LazyUpdate(tf.compat.v1.train.AdamOptimizer):
                 write(
                     target,
                     row_ids,
-                    tf.cast(value, target.dtype.base_dtype),
+                    self._narrowed(value, target, variable, row_ids, m),
                     use_locking=self._use_locking,
                 ).op
                 for write, target, value in writes
@@ -126,3 +129,31 @@ class LazyUpdate(tf.compat.v1.train.AdamOptimizer):
         v = update_rules.second_moment(v, gradient, beta2)
         step_size = learning_rate * tf.sqrt(1.0 - beta2_power) / (1.0 - beta1_power)
         return m, v, update_rules.adam_change(m, v, step_size, epsilon)
+
+    def _narrowed(
+        self,
+        value: tf.Tensor,
+        target: tf.Variable,
+        weights: tf.Variable,
+        row_ids: tf.Tensor | None,
+        m: tf.Tensor,
+    ) -> tf.Tensor:
+        """Return a value in the dtype of its variable; weights are rounded up or down at random.
+
+        Rounded to nearest, weights would stand still under steps smaller than half their spacing.
+        """
+        dtype = target.dtype.base_dtype
+        if target is not weights or dtype not in (tf.float16, tf.bfloat16):
+            return tf.cast(value, dtype)
+        # TF1 keeps no step counter. The powers change with every step until they are 0, after about
+        # a hundred thousand; the moments go on to.
+        changing = [tf.cast(power, tf.float32) for power in self._get_beta_accumulators()]
+        changing.append(tf.reduce_sum(m))
+        bits = [tf.cast(tf.bitcast(number, tf.int32), tf.int64) for number in changing]
+        if row_ids is None:
+            rank = weights.shape.rank
+            row_ids = tf.range(weights.shape[0], dtype=tf.int64) if rank else tf.zeros([], tf.int64)
+        seed = zlib.crc32(variable_path(weights).encode())
+        number = bits[0] * 2**32 + bits[1] + bits[2] * 31
+        uniform = noise(tf.cast(row_ids, tf.int64), weights.shape[1:], seed, number)
+        return stochastic_round(value, uniform, dtype)

@@ -169,6 +169,25 @@ def test_a_state_that_is_taken_out_and_put_back_goes_on_to_the_same_bits(
         np.testing.assert_array_equal(old, new)
 
 
+@sparse_and_dense
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@every_system
+def test_steps_smaller_than_the_spacing_of_half_precision_add_up(
+    system: System, dtype: str, sparse: bool
+) -> None:
+    optimizer = optimizer_class(system.name, system.adapter)(
+        learning_rate=0.001, **({"lazy": True} if system.option == "lazy" else {})
+    )
+    table = system.variable(np.ones((40, 16)), dtype)
+    everything = tf.ones((40, 16), dtype)
+    slices = tf.IndexedSlices(everything, tf.range(40), tf.constant([40, 16]))
+    for _ in range(10):
+        optimizer.apply_gradients([(slices if sparse else everything, table)])
+    # A constant gradient moves Adam by the rate; LAMB has the length of the weights, which is 1
+    # for each of them. Half the spacing of bfloat16 below 1 is twice the rate.
+    np.testing.assert_allclose(values(table).mean(), 0.99, atol=0.0015)
+
+
 @every_dtype
 @every_system
 def test_a_list_that_does_not_fit_is_refused_and_nothing_is_assigned(

@@ -92,7 +92,8 @@ def column(array: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_sparse_gradients_move_rows_as_in_contrib(kind: str, dtype: str) -> None:
-    tolerance = 1e-3 if dtype == "float16" else 1e-6
+    # Half precision is rounded up or down at random, a spacing of 2e-3 at weights of 2 to 4.
+    tolerance = 2e-3 if dtype == "float16" else 1e-6
     steps = [[Rows([0, 1], [0.1, 0.1]), Rows([0, 1], [0.01, 0.01])]] * 3
     snapshots = train(kind, LazyAdamOptimizer(), [[1, 2], [3, 4]], steps, dtype)
     expected = [reference.new_state(np.array(start)) for start in ([1.0, 2.0], [3.0, 4.0])]
