@@ -18,7 +18,7 @@ if __name__ == "components":
 
 if TYPE_CHECKING:
     from rowstep.components.artifacts import Checkpoint
-    from rowstep.components.checkpoint import CheckpointError, CheckpointStore
+    from rowstep.components.checkpoints import CheckpointError, CheckpointStore
     from rowstep.components.component import RecTrainer
     from rowstep.components.data_errors import DataError
     from rowstep.components.job import (
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Checkpoint": "artifacts",
-    "CheckpointError": "checkpoint",
-    "CheckpointStore": "checkpoint",
+    "CheckpointError": "checkpoints",
+    "CheckpointStore": "checkpoints",
     "DataError": "data_errors",
     "DivergedError": "job",
     "RecTrainer": "component",

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rowstep.components.checkpoint_files import flush_folder
+from rowstep.components.checkpoints.array_files import flush_folder
 from rowstep.components.data_errors import DataError
 from rowstep.components.locks import LockHeldError, exclusive_lock
 from rowstep.components.part_files import sha256_of

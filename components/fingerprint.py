@@ -20,7 +20,7 @@ def code_fingerprint() -> str:
     for room in _ROOMS:
         spec = find_spec(room)
         for folder in (spec.submodule_search_locations or []) if spec else []:
-            for path in sorted(Path(folder).glob("*.py")):
-                digest.update(f"{room}/{path.name}\n".encode())
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(f"{room}/{path.relative_to(folder)}\n".encode())
                 digest.update(path.read_bytes())
     return f"{rowstep.__version__}+{digest.hexdigest()[:16]}"

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from rowstep.components.checkpoint import CheckpointStore
+from rowstep.components.checkpoints import CheckpointStore
 from rowstep.components.data import ExampleSet
 from rowstep.components.export import clip_scores
 from rowstep.components.interrupts import Interrupts

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rowstep.components.checkpoint_files import flush_folder
+from rowstep.components.checkpoints.array_files import flush_folder
 
 __all__ = ["ROWS_PER_PART", "SPLITS", "Rows", "sha256_of", "write_parts"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rowstep.components import progress
-from rowstep.components.checkpoint import CheckpointError, CheckpointStore, SavedState
-from rowstep.components.checkpoint_files import DamageError
-from rowstep.components.checkpoint_state import open_verified
+from rowstep.components.checkpoints import CheckpointError, CheckpointStore, SavedState
+from rowstep.components.checkpoints.array_files import DamageError
+from rowstep.components.checkpoints.saved_state import open_verified
 from rowstep.components.job import TrainJob
 from rowstep.components.training_state import TrainingState, differences
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import tensorflow_transform as tft
 
 from rowstep.components.build import build_optimizer
-from rowstep.components.checkpoint import CheckpointStore
+from rowstep.components.checkpoints import CheckpointStore
 from rowstep.components.data import feature_spec, scan_examples
 from rowstep.components.export import export_model
 from rowstep.components.interrupts import Interrupts

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import rowstep
-from rowstep.components.checkpoint import CheckpointError, SavedState
+from rowstep.components.checkpoints import CheckpointError, SavedState
 from rowstep.components.fingerprint import code_fingerprint
 from rowstep.components.job import DivergedError
 from rowstep.configs import RunConfig

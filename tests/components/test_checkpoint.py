@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from rowstep import RowstepError
-from rowstep.components.checkpoint import CheckpointError, CheckpointStore, SavedState
+from rowstep.components.checkpoints import CheckpointError, CheckpointStore, SavedState
 
 RANDOM = np.random.default_rng(5)
 ARRAYS = {
@@ -57,7 +57,7 @@ def latest(store: CheckpointStore) -> SavedState:
 def test_every_kind_of_array_comes_back_to_the_bit_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
 ) -> None:
-    monkeypatch.setattr("rowstep.components.checkpoint_files._PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("rowstep.components.checkpoints.array_files._PIECE_BYTES", piece_bytes)
     store = CheckpointStore(tmp_path / "new" / "root")
     with store.lock():
         path = store.save(7, {"optimizer": ARRAYS.items(), "none": []}, {"epoch": 2})

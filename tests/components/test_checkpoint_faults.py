@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rowstep.components.checkpoint import CheckpointError, CheckpointStore
+from rowstep.components.checkpoints import CheckpointError, CheckpointStore
 
 
 def groups(step: int, size: int) -> dict[str, list[tuple[str, np.ndarray]]]:
@@ -30,7 +30,7 @@ EXPECTED = f"from __future__ import annotations\nimport numpy as np\n{inspect.ge
 WRITER = EXPECTED + textwrap.dedent("""
     import os, sys
     from pathlib import Path
-    from rowstep.components.checkpoint import CheckpointStore
+    from rowstep.components.checkpoints import CheckpointStore
     root, size = Path(sys.argv[1]), int(sys.argv[2])
     store = CheckpointStore(root, keep_last=2)
     with store.lock(wait_seconds=10):
@@ -223,7 +223,7 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_checkpoint(tmp_path: Pa
     child = EXPECTED + textwrap.dedent("""
         import resource, sys
         from pathlib import Path
-        from rowstep.components.checkpoint import CheckpointError, CheckpointStore
+        from rowstep.components.checkpoints import CheckpointError, CheckpointStore
         store = CheckpointStore(Path(sys.argv[1]))
         with store.lock():
             store.save(1, groups(1, 1000), {"step": 1})
@@ -243,7 +243,7 @@ def test_a_full_disk_is_reported_and_leaves_the_previous_checkpoint(tmp_path: Pa
 
 def test_the_store_imports_no_heavy_library() -> None:
     code = (
-        "import sys, rowstep.components.checkpoint\n"
+        "import sys, rowstep.components.checkpoints\n"
         "print([n for n in ('tensorflow', 'keras', 'tfx', 'mlflow') if n in sys.modules])"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from rowstep.components.checkpoint import CheckpointStore, SavedState
+from rowstep.components.checkpoints import CheckpointStore, SavedState
 from rowstep.components.data import split_files
 from rowstep.components.job import DivergedError, TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train

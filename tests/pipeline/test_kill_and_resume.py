@@ -94,7 +94,7 @@ def test_resume_goes_on_from_a_checkpoint(resumed: dict[str, Any]) -> None:
 def test_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed: dict[str, Any], tiny_home: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rowstep.components.checkpoint import CheckpointStore
+    from rowstep.components.checkpoints import CheckpointStore
     from rowstep.components.data import split_files
     from rowstep.components.job import TrainJob
     from rowstep.components.train import train

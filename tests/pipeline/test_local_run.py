@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rowstep.components.checkpoint import CheckpointStore
+from rowstep.components.checkpoints import CheckpointStore
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rowstep.components.checkpoint_files import (
+from rowstep.components.checkpoints.array_files import (
     FILE_NAME,
     ArrayRecord,
     CheckpointError,

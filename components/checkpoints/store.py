@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rowstep.components.checkpoint_files import CheckpointError, DamageError, flush_folder
-from rowstep.components.checkpoint_state import SavedState, open_verified, write_state
+from rowstep.components.checkpoints.array_files import CheckpointError, DamageError, flush_folder
+from rowstep.components.checkpoints.saved_state import SavedState, open_verified, write_state
 from rowstep.components.locks import LockHeldError, exclusive_lock
 
 __all__ = ["CheckpointError", "CheckpointStore", "SavedState"]
