@@ -19,7 +19,7 @@ from rowstep.configs.errors import one_problem, path_text, show
 from rowstep.configs.schema import RunConfig
 from rowstep.configs.yaml_text import read_yaml
 
-PATH_KEYS: tuple[errors.Path, ...] = (("data", "path"), ("workspace",))
+PATH_KEYS: tuple[errors.Path, ...] = (("data", "path"), ("workspace",), ("checkpoint", "root"))
 """Keys whose value is a path."""
 OVERRIDE = "--set"
 

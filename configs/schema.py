@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 Rate = Annotated[float, Field(gt=0)]
 Percent = Annotated[int, Field(ge=1, le=50)]
 Count = Annotated[int, Field(ge=1)]
+NonNegativeCount = Annotated[int, Field(ge=0)]
 # abs: -0.0 is equal to 0.0 but prints otherwise, and equal configs must have equal JSON.
 Decay = Annotated[float, Field(ge=0, lt=1), AfterValidator(abs)]
 NonNegative = Annotated[float, Field(ge=0), AfterValidator(abs)]
@@ -341,14 +342,27 @@ class TrainConfig(Strict):
     """Seeds the weights and the order of the examples."""
     shuffle_buffer: Count = 100_000
     """Examples held in memory to shuffle from."""
+    metrics: tuple[Annotated[str, Field(pattern=r"^[A-Z]\w*$")], ...] = ()
+    """Keras metrics of the training examples, such as `RootMeanSquaredError`, over each epoch."""
     warm_start: bool = False
-    """When the data or the settings changed, start from the last published checkpoint."""
+    """When the data or the settings changed, start from the checkpoint of the last pushed model.
+    Vocabularies may have grown, shrunk or been reordered: rows are matched by their keys."""
+    warm_start_optimizer: bool = True
+    """Whether a warm start also takes the optimizer's state; a schedule begins anew all the
+    same."""
     callbacks: tuple[DottedPath, ...] = ()
     """Dotted paths of Keras callbacks, or of functions without arguments that return one."""
 
 
+class KeepBest(Strict):
+    """Keep the checkpoints with the best value of an evaluation metric."""
+
+    metric: Literal["val_rmse", "val_mae"] = "val_rmse"
+    count: Count = 1
+
+
 class CheckpointConfig(Strict):
-    """When to commit a checkpoint, and how many to keep."""
+    """When to commit a checkpoint, where, and which to keep."""
 
     every_steps: Count | None = 500
     """Steps between two checkpoints; `null` leaves it to the clock."""
@@ -356,6 +370,20 @@ class CheckpointConfig(Strict):
     """Seconds between two checkpoints; `null` leaves it to the steps. Whichever is due first."""
     keep_last: Annotated[int, Field(ge=2)] = 3
     """Committed checkpoints kept; two at least, so that a damaged one has a predecessor."""
+    keep_best: KeepBest | None = None
+    """Keep the best ones besides; a checkpoint is then committed after every evaluation."""
+    keep_every_hours: Rate | None = None
+    """Keep one for every so many hours of training besides."""
+    keep_trainings: Annotated[int, Field(ge=2)] | None = 10
+    """Trainings of a pipeline whose checkpoints are kept; `null` keeps them all."""
+    root: Text | None = None
+    """Folder or object store (`gs://...`, `s3://...`) for checkpoints; below the workspace when
+    left out. Relative to the config file."""
+    background: bool = True
+    """Whether checkpoints are written while training goes on; the last one never is."""
+    max_failed_saves: NonNegativeCount = 0
+    """Saves that may fail in a row, on a full disk, say, before the training stops. The last one
+    may not."""
 
 
 def _without_credentials(uri: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -90,7 +91,7 @@ def read_array(folder: Path, record: ArrayRecord) -> np.ndarray:
 
     Cost: memory for the array itself.
     """
-    dtype = _dtype_of(record.dtype)
+    dtype = dtype_of(record.dtype)
     stored = np.dtype(_STORED_AS.get(record.dtype, dtype))
     flat = np.empty(int(np.prod(record.shape, dtype=np.int64)), dtype=stored)
     header = _npy_header(np.broadcast_to(np.empty((), stored), record.shape))
@@ -107,6 +108,38 @@ def read_array(folder: Path, record: ArrayRecord) -> np.ndarray:
     if crc != record.crc32c:
         raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
     return flat.view(dtype).reshape(record.shape)
+
+
+def read_pieces(folder: Path, record: ArrayRecord) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, rows) of one saved array in order; the rows are overwritten by the next.
+
+    Raises:
+        DamageError: the file is cut short, or (after the last piece) its checksum differs.
+        OSError: the file cannot be read.
+
+    Cost: memory for one piece.
+    """
+    dtype = dtype_of(record.dtype)
+    stored = np.dtype(_STORED_AS.get(record.dtype, dtype))
+    shape = record.shape or (1,)
+    header = _npy_header(np.broadcast_to(np.empty((), stored), record.shape))
+    row_bytes = stored.itemsize * math.prod(shape[1:])
+    num_rows = min(shape[0], max(_PIECE_BYTES // max(row_bytes, 1), 1))
+    buffer = np.empty((num_rows, *shape[1:]), dtype=stored)
+    data = buffer.reshape(-1).view(np.uint8)
+    crc = google_crc32c.value(header)
+    with open(folder / record.file, "rb") as file:
+        if file.read(len(header)) != header:
+            raise DamageError(f"{record.file}: its header does not say what the manifest says")
+        for first in range(0, shape[0], max(num_rows, 1)):
+            count = min(num_rows, shape[0] - first)
+            piece = data[: count * row_bytes]
+            if _read_into(file, piece) != piece.nbytes:
+                raise DamageError(f"{record.file}: cut short")
+            crc = google_crc32c.extend(crc, piece)
+            yield first, buffer[:count].view(dtype)
+    if crc != record.crc32c:
+        raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
 
 
 def check_file(folder: Path, record: ArrayRecord) -> None:
@@ -154,7 +187,8 @@ def _type_name(dtype: np.dtype) -> str:
     return dtype.name if dtype.name in _STORED_AS else dtype.str
 
 
-def _dtype_of(name: str) -> np.dtype:
+def dtype_of(name: str) -> np.dtype:
+    """Return the NumPy type of a name in the manifest."""
     if name not in _STORED_AS:
         return np.dtype(name)
     import ml_dtypes  # only for the few types that NumPy lacks

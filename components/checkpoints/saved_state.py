@@ -18,9 +18,11 @@ from rowstep.components.checkpoints.array_files import (
     CheckpointError,
     DamageError,
     check_file,
+    dtype_of,
     flush_folder,
     flush_to_disk,
     read_array,
+    read_pieces,
     write_array,
 )
 
@@ -64,6 +66,14 @@ class SavedState:
         """
         return self._read(self._of(group))
 
+    def sources(self, group: str) -> dict[str, SavedArray]:
+        """Return a group's arrays by name, in saved order, without reading them.
+
+        Raises:
+            CheckpointError: the group was not saved.
+        """
+        return {record.name: SavedArray(self, record) for record in self._of(group)}
+
     def _read(self, records: list[ArrayRecord]) -> Iterator[tuple[str, np.ndarray]]:
         for record in records:
             try:
@@ -82,6 +92,40 @@ class SavedState:
                 f"Saved: {', '.join(self.groups) or 'none'}. Ask for one of them."
             )
         return [record for record in self.records if record.group == group]
+
+
+@dataclass(frozen=True)
+class SavedArray:
+    """Give access to one saved array, as a whole or in pieces."""
+
+    state: SavedState
+    record: ArrayRecord
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the array."""
+        return self.record.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Return the type of the array, bfloat16 and float8 included."""
+        return dtype_of(self.record.dtype)
+
+    def read(self) -> np.ndarray:
+        """Return the whole array; its bytes are checked again. Cost: memory for the array."""
+        return read_array(self.state.path, self.record)
+
+    def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, rows) in order; use the rows before asking for the next ones.
+
+        An array without axes is yielded as one row of shape [1].
+
+        Raises:
+            CheckpointError: the bytes changed since they were verified.
+
+        Cost: memory for one piece of 16 MiB, or of one row where a row is longer.
+        """
+        return read_pieces(self.state.path, self.record)
 
 
 def write_state(
