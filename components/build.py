@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 
+from rowstep.components.offset_schedule import OffsetSchedule
 from rowstep.configs.schema import AdamConfig, AnyOptimizer, CosineSchedule
 from rowstep.optimizers import OPTIMIZERS
 
@@ -11,16 +12,24 @@ from rowstep.optimizers import OPTIMIZERS
 PEERS = {"adam": keras.optimizers.Adam}
 
 
-def build_optimizer(config: AnyOptimizer, num_steps: int) -> keras.optimizers.Optimizer:
+def build_optimizer(
+    config: AnyOptimizer, num_steps: int, schedules: list[OffsetSchedule] | None = None
+) -> keras.optimizers.Optimizer:
     """Build the configured optimizer.
 
     Args:
         config: the `optimizer` section.
         num_steps: length of the whole training; a cosine schedule without `decay_steps` ends there.
+        schedules: is given the schedule, where there is one, in a form that may begin at a later
+            iteration; a warm start needs that.
     """
     arguments = config.model_dump(exclude={"kind", "learning_rate", "schedule"})
     kinds = PEERS if isinstance(config, AdamConfig) else OPTIMIZERS
-    return kinds[config.kind](learning_rate=_learning_rate(config, num_steps), **arguments)
+    rate = _learning_rate(config, num_steps)
+    if schedules is not None and not isinstance(rate, float):
+        rate = OffsetSchedule(rate)
+        schedules.append(rate)
+    return kinds[config.kind](learning_rate=rate, **arguments)
 
 
 def _learning_rate(

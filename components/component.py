@@ -25,7 +25,7 @@ class RecTrainer(base_component.BaseComponent):
             examples=transform.outputs["transformed_examples"],
             transform_graph=transform.outputs["transform_graph"],
             schema=schema_gen.outputs["schema"],
-            base_checkpoint=latest.outputs["base_checkpoint"],
+            base_checkpoint=last.outputs["base_checkpoint"],
             state_dir="/data/rowstep/state",
         )
 
@@ -58,7 +58,8 @@ class RecTrainer(base_component.BaseComponent):
             schema: the schema of the raw examples.
             state_dir: an absolute folder that outlives executions; unfinished checkpoints live
                 there, because TFX deletes the outputs of an execution that failed.
-            base_checkpoint: the last published checkpoint, from a resolver.
+            base_checkpoint: the checkpoint of the model that was pushed last, from a resolver with
+                `rowstep.components.resolvers.LatestPushedStrategy`.
             data_fingerprint: a fingerprint of the source data, where one is known.
             tracking_uri: MLflow tracking URI without credentials.
             tracking_artifacts: where an SQLite tracking store keeps its artifacts.

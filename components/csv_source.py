@@ -8,7 +8,7 @@ a reader that guesses types by looking must not guess differently in two splits.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from rowstep.components.csv_rows import Row, read_rows
 from rowstep.components.data_errors import DataError, nearest
 from rowstep.components.part_files import Rows, sha256_of
+from rowstep.components.partitions import csv_files
 from rowstep.components.splits import hash_split, time_split
-from rowstep.configs.schema import CsvData
+from rowstep.configs.schema import CsvData, CsvSpans
 
 __all__ = ["CsvSource"]
 
@@ -30,11 +31,20 @@ class CsvSource:
 
     A time split reads the files twice and holds one 64-bit timestamp a row; a hash split reads
     them once and holds one batch.
+
+    Args:
+        config: columns, split, and where the files are.
+        batch_rows: rows in memory at a time.
+        files: the files of a window of partitions, in order; those of `path` when left out.
     """
 
-    kind = "csv"
-
-    def __init__(self, config: CsvData, batch_rows: int = BATCH_ROWS) -> None:
+    def __init__(
+        self,
+        config: CsvData | CsvSpans,
+        batch_rows: int = BATCH_ROWS,
+        files: Sequence[Path] | None = None,
+    ) -> None:
+        self.kind = config.kind
         self._config = config
         self._batch_rows = batch_rows
         roles = {
@@ -64,12 +74,13 @@ class CsvSource:
                 "data.extra_columns: no name may be one that rowstep gives to the ids, the rating "
                 f"or the time. Got {', '.join(map(repr, sorted(clash)))}. Rename it in the files."
             )
-        self._files = _files(Path(config.path))
+        self._files = _files(Path(config.path)) if files is None else list(files)
         self._stats = [_stat(path) for path in self._files]
 
     def identity(self) -> dict[str, object]:
         """Return what decides the rows: settings and bytes, not names or places of files."""
-        settings = self._config.model_dump(mode="json", exclude={"path"})
+        # Nor the setting of a window: it decides which files, and the files are here.
+        settings = self._config.model_dump(mode="json", exclude={"path", "window", "span"})
         return {"config": settings, "files": [sha256_of(path) for path in self._files]}
 
     def rows(self) -> Iterator[Rows]:
@@ -136,7 +147,7 @@ def _files(path: Path) -> list[Path]:
             f"data.path: it must be a file or a folder. Got {str(path)!r}, which does not exist. "
             f"{nearest(path.name, sorted(siblings))}. Correct the path."
         )
-    files = sorted(p for p in path.glob("*.csv") if p.is_file() and not p.name.startswith("."))
+    files = csv_files(path)
     if not files:
         found = sorted(p.name for p in path.iterdir())
         raise DataError(

@@ -16,7 +16,8 @@ from rowstep.components import spec
 from rowstep.components.data import split_files
 from rowstep.components.job import TrainJob, TrainResult
 from rowstep.components.tracking import redact_uri
-from rowstep.configs import config_from_json
+from rowstep.configs import RunConfig, config_from_json
+from rowstep.configs.schema import CsvSpans
 
 Artifacts = dict[str, list[Artifact]]
 
@@ -57,10 +58,10 @@ class Executor(base_executor.BaseExecutor):
             publish_dir=Path(artifact_utils.get_single_uri(outputs[spec.CHECKPOINT])),
             tracking_uri=exec_properties.get(spec.TRACKING_URI),
             tracking_artifacts=Path(tracking_artifacts) if tracking_artifacts else None,
-            tags=self._tags(inputs, outputs),
+            tags=self._tags(inputs, outputs, _span(config)),
         )
 
-    def _tags(self, inputs: Artifacts, outputs: Artifacts) -> dict[str, str]:
+    def _tags(self, inputs: Artifacts, outputs: Artifacts, span: int | None) -> dict[str, str]:
         tags = {
             "tfx.version": tfx_version,
             # TFX names each output folder after the execution; its context keeps the id private.
@@ -71,6 +72,8 @@ class Executor(base_executor.BaseExecutor):
             "tfx.examples_uri": inputs[spec.EXAMPLES][0].uri,
             "tfx.transform_graph_uri": inputs[spec.TRANSFORM_GRAPH][0].uri,
         }
+        if span is not None:
+            tags["tfx.span"] = str(span)
         context = self._context
         if context is not None:
             if context.pipeline_info is not None:
@@ -94,6 +97,9 @@ class Executor(base_executor.BaseExecutor):
         checkpoint.set_int_custom_property("step", result.step)
         checkpoint.set_string_custom_property("run_key", result.run_key)
         checkpoint.set_string_custom_property("train_data_fingerprint", result.data_fingerprint)
+        span = _span(config_from_json(exec_properties[spec.CONFIG]))
+        if span is not None:
+            checkpoint.set_int_custom_property("span", span)
         # A cached or repeated execution has no MLflow run of its own: the artifacts lead to it.
         for artifact in (checkpoint, *outputs[spec.MODEL], *outputs[spec.MODEL_RUN]):
             if result.mlflow_run_id:
@@ -101,3 +107,7 @@ class Executor(base_executor.BaseExecutor):
             if exec_properties.get(spec.TRACKING_URI):
                 uri = redact_uri(exec_properties[spec.TRACKING_URI])
                 artifact.set_string_custom_property("mlflow_tracking_uri", uri)
+
+
+def _span(config: RunConfig) -> int | None:
+    return config.data.span if isinstance(config.data, CsvSpans) else None

@@ -51,12 +51,13 @@ class TrainResult:
     num_steps_run: int
     """Zero when a finished checkpoint of the same config and data was found."""
     started_from: str
-    """`scratch`, `checkpoint at step N`, `finished checkpoint` or
-    `warm start from the weights of step N`."""
+    """`scratch`, `checkpoint at step N`, `finished checkpoint`, `warm start from the weights of
+    step N` or `warm start from the weights and optimizer of step N`."""
     metrics: Mapping[str, float]
     run_key: str
     data_fingerprint: str
-    checkpoint: Path
+    checkpoint: str
+    """Folder or URL of the checkpoint that ends the training."""
     mlflow_run_id: str | None
     mlflow_link: str | None
     """Where a browser, or `mlflow ui`, shows the run; without credentials."""

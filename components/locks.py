@@ -9,8 +9,9 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _POLL_SECONDS = 0.05
 
@@ -27,13 +28,36 @@ class LockHeldError(Exception):
         self.holder = holder
 
 
+class HeldLock:
+    """A lock that this process, or the one it was forked from, has taken."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    def is_in_place(self) -> bool:
+        """Return whether the lock file still is the very file that was locked.
+
+        After somebody deleted or replaced it, another process can lock the new one: then there are
+        two owners, and the older one must stop.
+
+        Raises:
+            OSError: the file system does not answer.
+        """
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._descriptor))
+        except FileNotFoundError:
+            return False
+
+
 @contextmanager
-def exclusive_lock(path: Path, wait_seconds: float = 0.0) -> Iterator[None]:
+def exclusive_lock(path: Path, wait_seconds: float = 0.0) -> Iterator[HeldLock]:
     """Hold an exclusive `flock` on `path` for the length of a `with` block.
 
     The file stays behind after the release: deleting it would let two processes lock two files
     of the same name. What it says about the holder is for error messages only; the lock is the
-    kernel's, so a holder that was killed leaves nothing to clean up.
+    kernel's, so a holder that was killed leaves nothing to clean up. A forked copy of the holder
+    shares the lock, and keeps it for as long as the copy lives.
 
     Args:
         path: the lock file, created when missing.
@@ -44,21 +68,32 @@ def exclusive_lock(path: Path, wait_seconds: float = 0.0) -> Iterator[None]:
         LockHeldError: another process, or another lock object of this one, holds the file.
         OSError: the file cannot be opened, or its file system has no locks.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _acquire(path, time.monotonic() + wait_seconds)
     try:
-        _acquire(descriptor, wait_seconds)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _describe_this_process(), 0)
+        _describe(descriptor, {"pid": os.getpid(), "host": socket.gethostname()})
         try:
-            yield
+            yield HeldLock(path, descriptor)
         finally:
-            os.ftruncate(descriptor, 0)
+            _describe(descriptor, None)
     finally:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, wait_seconds: float) -> None:
-    deadline = time.monotonic() + wait_seconds
+def _acquire(path: Path, deadline: float) -> int:
+    """Return the descriptor of the locked file."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _wait_for(descriptor, deadline)
+            if HeldLock(path, descriptor).is_in_place():
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the file was replaced while we waited for it
+
+
+def _wait_for(descriptor: int, deadline: float) -> None:
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -71,8 +106,11 @@ def _acquire(descriptor: int, wait_seconds: float) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _describe_this_process() -> bytes:
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+def _describe(descriptor: int, holder: dict[str, Any] | None) -> None:
+    with suppress(OSError):  # it is for messages: a full disk must not keep anyone from the lock
+        os.ftruncate(descriptor, 0)
+        if holder is not None:
+            os.pwrite(descriptor, json.dumps(holder).encode(), 0)
 
 
 def _read_holder(descriptor: int) -> str:

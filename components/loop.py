@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from rowstep.components.checkpoints import CheckpointStore
+from rowstep.components.checkpoints.background import Saver
 from rowstep.components.data import ExampleSet
 from rowstep.components.export import clip_scores
 from rowstep.components.interrupts import Interrupts
@@ -34,7 +34,7 @@ class TrainingLoop:
     examples: ExampleSet
     held_out: ExampleSet
     callbacks: Sequence[keras.callbacks.Callback]
-    store: CheckpointStore
+    saver: Saver
     log: RunLog
     interrupts: Interrupts
     identity: Mapping[str, Any]
@@ -46,23 +46,42 @@ class TrainingLoop:
         hooks = keras.callbacks.CallbackList(list(self.callbacks), model=state.model)
         step, evaluate = self._compile_step(), self._compile_evaluation()
         self._saved_at = (state.step, time.monotonic())
-        state.model.stop_training = False
         hooks.on_train_begin()
-        while state.epoch < train.epochs and not state.model.stop_training:
+        # A checkpoint between two epochs was taken before the hook of the next one ran.
+        if state.batch == 0:
+            self._settle()
+        while state.epoch < train.epochs and not (state.model.stop_training and state.batch == 0):
             hooks.on_epoch_begin(state.epoch)
+            self._settle()
+            if state.batch == 0:
+                state.metrics.reset()
             self._epoch(step, hooks)
-            metrics = {f"val_{name}": value for name, value in evaluate().items()}
-            state.history.append(metrics)
-            state.epoch, state.batch = state.epoch + 1, 0
-            self.log.epoch(metrics)
-            hooks.on_epoch_end(state.epoch - 1, metrics)
+            self._end_epoch(evaluate(), hooks)
             self.stop_if_asked()
         hooks.on_train_end()
         state.finished = True
-        self._save()
+        self._save(wait=True)
+
+    def _settle(self) -> None:
+        for notice in self.state.settle():
+            self.log.notice(notice)
+
+    def _end_epoch(self, errors: Mapping[str, float], hooks: keras.callbacks.CallbackList) -> None:
+        state = self.state
+        metrics = {f"val_{name}": value for name, value in errors.items()}
+        metrics |= state.metrics.results()
+        state.history.append(metrics)
+        state.epoch, state.batch = state.epoch + 1, 0
+        self.log.epoch(metrics)
+        hooks.on_epoch_end(state.epoch - 1, metrics)
+        going_on = state.epoch < self.config.train.epochs and not state.model.stop_training
+        if going_on and self.config.checkpoint.keep_best is not None:
+            self._save()
 
     def _epoch(self, step: Any, hooks: keras.callbacks.CallbackList) -> None:
         state, train = self.state, self.config.train
+        if state.model.stop_training and state.batch > 0:
+            return  # asked for before the resume; what is left of this epoch is its evaluation
         batches = self.examples.epoch(
             train.batch_size,
             shuffle_buffer=train.shuffle_buffer,
@@ -79,7 +98,8 @@ class TrainingLoop:
             hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
             self.log.step()
             self.stop_if_asked()
-            if self._checkpoint_is_due():
+            # While one is being written the next one waits, and the training does not.
+            if not self.saver.busy and self._checkpoint_is_due():
                 self._save()
             if state.model.stop_training:
                 break
@@ -106,7 +126,7 @@ class TrainingLoop:
         if not self.interrupts.received:
             return
         if not state.finished:
-            self._save()
+            self._save(wait=True)
         raise TrainingInterruptedError(
             f"train: the training must not be stopped to finish. Got {self.interrupts.received} "
             f"at step {state.step}. A checkpoint of that step was written. "
@@ -115,6 +135,8 @@ class TrainingLoop:
 
     def _compile_step(self) -> Any:
         state = self.state
+        for schedule in state.schedules:
+            schedule.first_step = state.first_iteration
         features, labels = self.examples.in_order(1).element_spec
 
         @tf.function(input_signature=[features, labels])
@@ -127,6 +149,7 @@ class TrainingLoop:
             gradients = tape.gradient(loss, [v.value for v in variables])
             state.optimizer.apply(gradients, variables)
             state.loss_sum.assign_add(tf.cast(loss, tf.float64))
+            state.metrics.update(labels, scores)
             return loss
 
         return step
@@ -158,9 +181,10 @@ class TrainingLoop:
             every.every_seconds is not None and time.monotonic() - moment >= every.every_seconds
         )
 
-    def _save(self) -> None:
+    def _save(self, *, wait: bool = False) -> None:
         state = self.state
         meta = {**state.meta(), **self.log.meta(), "identity": dict(self.identity)}
-        self.store.save(state.step, state.groups(), meta)
+        # Between two epochs the last evaluation speaks of these very weights.
+        evaluated = state.history[-1] if state.history and state.batch == 0 else {}
+        self.saver.save(state.step, state.groups(), meta, evaluated, wait=wait)
         self._saved_at = (state.step, time.monotonic())
-        self.log.checkpoint()

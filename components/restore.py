@@ -1,4 +1,4 @@
-"""Where a training starts: its own checkpoint, the last published one, or scratch."""
+"""Where a training starts: its own checkpoint, another training's, or scratch."""
 
 from __future__ import annotations
 
@@ -9,50 +9,110 @@ from pathlib import Path
 from typing import Any
 
 from rowstep.components import progress
-from rowstep.components.checkpoints import CheckpointError, CheckpointStore, SavedState
-from rowstep.components.checkpoints.array_files import DamageError
-from rowstep.components.checkpoints.saved_state import open_verified
+from rowstep.components.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    SavedState,
+    open_checkpoint,
+)
+from rowstep.components.identity import differences
 from rowstep.components.job import TrainJob
-from rowstep.components.training_state import TrainingState, differences
+from rowstep.components.training_state import TrainingState, changed_versions
+from rowstep.components.trainings import predecessor
+from rowstep.components.vocabularies import load_vocabularies
+from rowstep.components.warm_start import column_faults, tables_of_features, warm_start
+
+_COPY_BYTES = 16 << 20
 
 
 def restore(
-    state: TrainingState, store: CheckpointStore, job: TrainJob, parts: Mapping[str, Any]
-) -> str:
-    """Load the state to start from and say which one it was.
+    state: TrainingState,
+    own: SavedState | None,
+    job: TrainJob,
+    parts: Mapping[str, Any],
+    key: str,
+) -> tuple[str, SavedState | None]:
+    """Load the state to start from; say which one it was, and return it unless it was scratch.
 
-    The training's own folder comes first: TFX deletes what a failed execution wrote, so unfinished
-    work is only there. Then the last published checkpoint: of the same training it is as good as
-    our own; of another one it serves a warm start, if the config asks for that.
+    The training's own checkpoint comes first: TFX deletes what a failed execution wrote, so
+    unfinished work is only there. Then a training that only the version of the code or the number
+    of epochs tells from this one. Then the checkpoint of the last pushed model: of the same
+    training it is as good as our own; of another one it serves a warm start, if the config asks
+    for that.
+
+    Args:
+        state: the new training.
+        own: the newest good checkpoint of this very training, if there is one.
+        job: what is trained, and where other checkpoints are.
+        parts: the identity of the training.
+        key: its short name.
+
+    Raises:
+        CheckpointError: a warm start is asked for, and its checkpoint is damaged.
+        StateMismatchError: the one to start from does not fit; nothing was assigned.
     """
-    saved = store.latest()
-    for problem in store.problems:
-        progress.emit("notice", text=problem)
+    saved = own
+    if saved is None:
+        saved = _of_predecessor(job, parts, key)
     if saved is None and job.base_checkpoint is not None:
         base = _published(job.base_checkpoint, required=job.config.train.warm_start)
         if base is not None and base.meta["identity"] == dict(parts):
-            # Into our own folder first, where an interruption and the end of the training look.
-            store.save(base.step, {g: base.arrays(g) for g in base.groups}, base.meta)
             saved = base
         elif base is not None and job.config.train.warm_start:
-            state.warm_start(base)
-            return f"warm start from the weights of step {base.step}"
+            return _warm_start(state, job, base), None
         elif base is not None:
-            changed = "; ".join(differences(base.meta["identity"], parts)[:4])
-            progress.emit("notice", text=f"training starts from scratch: {changed}")
+            why = "; ".join(differences(base.meta["identity"], parts)[:4])
+            progress.emit("notice", text=f"training starts from scratch: {why}")
     if saved is None:
-        return "scratch"
+        return "scratch", None
     state.load(saved)
-    return "finished checkpoint" if state.finished else f"checkpoint at step {saved.step}"
+    if changed := changed_versions(saved.meta):
+        told = f"goes on correctly, but not to the bit, with other versions: {', '.join(changed)}"
+        progress.emit("notice", text=f"training {told}")
+    if saved.meta["identity"]["train"]["epochs"] != parts["train"]["epochs"]:
+        state.finished = False
+    return "finished checkpoint" if state.finished else f"checkpoint at step {saved.step}", saved
+
+
+def _of_predecessor(job: TrainJob, parts: Mapping[str, Any], key: str) -> SavedState | None:
+    changed: list[str] = []
+    training = predecessor(job.state_dir, key, parts, changed)
+    if training is None:
+        return None
+    store = CheckpointStore(training.checkpoints)
+    saved = store.latest()
+    for problem in store.problems:
+        progress.emit("notice", text=problem)
+    if saved is not None:
+        progress.emit("notice", text=f"goes on with an earlier training: {'; '.join(changed)}")
+    return saved
+
+
+def _warm_start(state: TrainingState, job: TrainJob, base: SavedState) -> str:
+    config = job.config
+    report = warm_start(
+        state.model,
+        state.optimizer,
+        base,
+        tables_of_features(config, state.model),
+        load_vocabularies(base),
+        state.vocabularies,
+        take_optimizer=config.train.warm_start_optimizer,
+        other_faults=column_faults(base, config),
+    )
+    progress.emit("notice", text=str(report))
+    state.first_iteration = report.iterations
+    taken = "weights and optimizer" if config.train.warm_start_optimizer else "weights"
+    return f"warm start from the {taken} of step {base.step}"
 
 
 def _published(artifact: Path, *, required: bool) -> SavedState | None:
     folders = sorted(artifact.glob("step-*"))
     try:
-        return open_verified(folders[-1])
-    except IndexError:
-        why = "the artifact holds none"
-    except (CheckpointError, DamageError, OSError) as error:
+        if not folders:
+            raise CheckpointError("the artifact holds none")
+        return open_checkpoint(folders[-1])
+    except CheckpointError as error:
         why = str(error)
     if required:
         raise CheckpointError(
@@ -68,19 +128,22 @@ def newest(store: CheckpointStore) -> SavedState:
     saved = store.latest()
     if saved is None:
         raise CheckpointError(
-            f"{store.root}: the final checkpoint must be readable. Got none that verifies. "
+            f"{store.where}: the final checkpoint must be readable. Got none that verifies. "
             f"Problems: {'; '.join(store.problems) or 'none reported'}. "
             "Check the disk and run again."
         )
     return saved
 
 
-def publish(checkpoint: Path, artifact: Path) -> None:
+def publish(saved: SavedState, artifact: Path) -> None:
     """Put a committed checkpoint into an artifact's folder, by hard links where that works."""
-    target = artifact / checkpoint.name
+    target = artifact / saved.folder
     target.mkdir(parents=True)
-    for source in sorted(checkpoint.iterdir()):
+    for name in saved.medium.files(saved.folder):
         try:
-            os.link(source, target / source.name)
-        except OSError:  # another filesystem, or one without hard links
-            shutil.copy2(source, target / source.name)
+            if saved.path is None:
+                raise OSError("it is on an object store")
+            os.link(saved.path / name, target / name)
+        except OSError:  # that, another filesystem, or one without hard links
+            with saved.medium.open(saved.folder, name) as source, open(target / name, "wb") as copy:
+                shutil.copyfileobj(source, copy, _COPY_BYTES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,15 +42,27 @@ class RunLog:
             artifact_root=job.tracking_artifacts,
         )
 
-    def start(self, started_from: str, identity: Mapping[str, Any]) -> None:
-        """Open, or go on with, the MLflow run and write down how the optimizer is configured."""
+    def start(
+        self, started_from: str, identity: Mapping[str, Any], problems: Sequence[str]
+    ) -> None:
+        """Open, or go on with, the MLflow run and write down how the optimizer is configured.
+
+        Args:
+            started_from: what the training goes on with.
+            identity: what is trained.
+            problems: what was wrong with checkpoints; they become a tag.
+        """
         config, state = self.job.config, self.state
+        for problem in problems:
+            self.notice(problem)
         self._tracker.start(
             run_params(config, state.model, self.num_steps),
             {
                 **self.job.tags,
                 "opt.class": type(state.optimizer).__name__,
                 "rowstep.started_from": started_from,
+                "rowstep.attempt": str(state.attempt),
+                **({"rowstep.checkpoint_problems": "\n".join(problems)} if problems else {}),
                 "rowstep.train_data": identity["train_data"][:16],
             },
         )
@@ -107,9 +119,13 @@ class RunLog:
         """Return what a checkpoint keeps of the tracking: enough to find the run again."""
         return {"mlflow_run_id": self._tracker.run_id or self.mlflow_run_id}
 
-    def checkpoint(self) -> None:
-        """Say that a checkpoint is committed."""
-        progress.emit("checkpoint", step=self.state.step)
+    def checkpoint(self, step: int) -> None:
+        """Say that the checkpoint of a step is committed."""
+        progress.emit("checkpoint", step=step)
+
+    def notice(self, text: str) -> None:
+        """Say something that people should know."""
+        progress.emit("notice", text=text)
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         """End the MLflow run within a bounded time and keep what could not be sent.

@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rowstep.components import progress
 from rowstep.components.csv_source import CsvSource
 from rowstep.components.data_errors import DataError
 from rowstep.components.data_folder import install, read_manifest, staging
 from rowstep.components.movielens import MovieLensSource
 from rowstep.components.part_files import ROWS_PER_PART, SPLITS, Rows, write_parts
+from rowstep.components.partitions import Window, choose_window
 from rowstep.components.synthetic import SyntheticSource
 from rowstep.components.truth import Truth
-from rowstep.configs.schema import CsvData, MovieLens100K, SyntheticData
+from rowstep.configs.schema import CsvData, CsvSpans, MovieLens100K, SyntheticData
 
 __all__ = ["DataError", "SourceData", "Truth", "load_source", "materialise"]
 
@@ -34,7 +36,8 @@ class SourceData:
 
     `folder` holds `train/*.csv`, `eval/*.csv` and `MANIFEST.json`; `fingerprint` is a SHA-256 over
     the settings and the input bytes, so equal inputs have equal ones; `num_examples` counts the
-    rows of each split; `columns` is the header; `truth` is there for generated data only.
+    rows of each split; `columns` is the header; `truth` is there for generated data only; `spans`
+    are the partitions that were read, rising, where the data has any.
     """
 
     folder: Path
@@ -42,6 +45,12 @@ class SourceData:
     num_examples: dict[str, int]
     columns: tuple[str, ...]
     truth: Truth | None
+    spans: tuple[int, ...] = ()
+
+    @property
+    def span(self) -> int | None:
+        """Return the newest span, which is the one that TFX is told."""
+        return self.spans[-1] if self.spans else None
 
 
 class _Source(Protocol):
@@ -66,7 +75,7 @@ class _Source(Protocol):
 
 
 def materialise(
-    config: SyntheticData | MovieLens100K | CsvData,
+    config: SyntheticData | MovieLens100K | CsvData | CsvSpans,
     root: Path,
     *,
     rows_per_part: int = ROWS_PER_PART,
@@ -74,7 +83,8 @@ def materialise(
     """Make the split CSV files of a `data:` config, or reuse those that are already there.
 
     Several processes may do this at once: each ends with the same valid folder. An error leaves
-    nothing behind.
+    nothing behind. Of partitioned data one window is taken; the event `notice` names the spans
+    that are missing in it.
 
     Args:
         config: The `data:` section.
@@ -82,17 +92,22 @@ def materialise(
         rows_per_part: Rows after which a new part file begins.
 
     Raises:
-        DataError: An input file is missing, doctored or malformed, or a split came out empty.
+        DataError: An input file is missing, doctored or malformed, a partition is missing, or a
+            split came out empty.
 
     Cost:
         Memory is bounded by one batch of rows and the parameters of users and items. A time split
         of CSV files reads them twice and holds 8 bytes a row; MovieLens 100K is read whole.
         Reusing a folder reads its files once, for their checksums.
     """
-    source = _open(config)
-    fingerprint = _fingerprint(source, rows_per_part)
+    window = choose_window(config) if isinstance(config, CsvSpans) else None
+    if window is not None and window.notice:
+        progress.emit("notice", text=window.notice)
+    source = _open(config, window)
+    fingerprint = _fingerprint(source, rows_per_part, window)
     root = Path(root)
-    folder = root / f"{source.kind}-{fingerprint[:16]}"
+    name = source.kind if window is None else f"{source.kind}-{window.span}"
+    folder = root / f"{name}-{fingerprint[:16]}"
     try:
         return _load(folder, checksums=True)
     except DataError:
@@ -100,7 +115,7 @@ def materialise(
     with staging(root, folder.name) as staged:
         files = write_parts(staged, source.columns, source.rows(), rows_per_part)
         truth = source.truth()
-        body = {
+        body: dict[str, Any] = {
             "kind": source.kind,
             "fingerprint": fingerprint,
             "columns": list(source.columns),
@@ -109,6 +124,8 @@ def materialise(
             "config": config.model_dump(mode="json"),
             "truth": None if truth is None else truth.to_json(),
         }
+        if window is not None:
+            body["spans"] = list(window.spans)
         install(staged, folder, body)
     return _described(folder, body)
 
@@ -134,24 +151,29 @@ def _described(folder: Path, manifest: Mapping[str, Any]) -> SourceData:
         num_examples={split: manifest["num_examples"][split] for split in SPLITS},
         columns=tuple(manifest["columns"]),
         truth=None if truth is None else Truth.from_json(truth),
+        spans=tuple(manifest.get("spans", ())),
     )
 
 
-def _open(config: SyntheticData | MovieLens100K | CsvData) -> _Source:
+def _open(
+    config: SyntheticData | MovieLens100K | CsvData | CsvSpans, window: Window | None
+) -> _Source:
     if isinstance(config, SyntheticData):
         return SyntheticSource(config)
     if isinstance(config, MovieLens100K):
         return MovieLensSource(config)
-    return CsvSource(config)
+    return CsvSource(config, files=None if window is None else window.files)
 
 
-def _fingerprint(source: _Source, rows_per_part: int) -> str:
-    identity = {
+def _fingerprint(source: _Source, rows_per_part: int, window: Window | None) -> str:
+    identity: dict[str, object] = {
         "layout": _LAYOUT,
         "kind": source.kind,
         "rows_per_part": rows_per_part,
         **source.identity(),
     }
+    if window is not None:
+        identity["spans"] = window.spans
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 

@@ -6,23 +6,41 @@ set, cannot enter an epoch in its middle, and hides where state changes.
 
 from __future__ import annotations
 
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import tensorflow_transform as tft
 
 from rowstep.components.build import build_optimizer
+from rowstep.components.callback_state import CallbackStates
 from rowstep.components.checkpoints import CheckpointStore
+from rowstep.components.checkpoints.background import Saver
 from rowstep.components.data import feature_spec, scan_examples
 from rowstep.components.export import export_model
+from rowstep.components.identity import identity, run_key
 from rowstep.components.interrupts import Interrupts
 from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.loop import TrainingLoop
 from rowstep.components.models import build_model, model_columns
+from rowstep.components.offset_schedule import OffsetSchedule
 from rowstep.components.preprocessing import num_rows
 from rowstep.components.restore import newest, publish, restore
 from rowstep.components.run_log import RunLog
-from rowstep.components.training_state import TrainingState, identity, run_key, stateful
+from rowstep.components.training_metrics import TrainingMetrics
+from rowstep.components.training_state import TrainingState
+from rowstep.components.trainings import (
+    checkpoint_root,
+    forget_old,
+    mark_finished,
+    record,
+    retention,
+)
 from rowstep.components.user_code import load_callbacks
+from rowstep.components.vocabularies import read_vocabularies
+from rowstep.configs import RunConfig
+
+_LOCK_SECONDS = 60.0
+"""How long to wait for a writer that goes on after its training was killed."""
 
 
 def train(job: TrainJob) -> TrainResult:
@@ -37,46 +55,62 @@ def train(job: TrainJob) -> TrainResult:
         DataError, StateMismatchError, CheckpointError: before the first step, nothing lost.
     """
     config = job.config
+    metrics = TrainingMetrics(config.train.metrics)
+    callbacks = load_callbacks(config.train.callbacks)
     transform_output = tft.TFTransformOutput(job.transform_graph)
     spec = feature_spec(transform_output, [*model_columns(config), config.label])
     examples = scan_examples(job.train_files, spec, config.label)
     held_out = scan_examples(job.eval_files, spec, config.label)
     num_steps = config.train.epochs * examples.num_steps(config.train.batch_size)
 
-    model = build_model(config, num_rows(config, transform_output), examples.label_mean)
-    optimizer = build_optimizer(config.optimizer, num_steps)
-    optimizer.build(model.trainable_variables)
-    model.compile(optimizer=optimizer)  # only so that users' callbacks find `model.optimizer`
-    callbacks = load_callbacks(config.train.callbacks)
-    state = TrainingState(model, optimizer, callbacks=stateful(callbacks))
-
     parts = identity(config, examples.fingerprint, held_out.fingerprint)
     key = run_key(parts)
-    folder = job.state_dir / key
-    store = CheckpointStore(folder / "checkpoints", keep_last=config.checkpoint.keep_last)
-    with store.lock(wait_seconds=10), Interrupts() as interrupts:
-        started_from = restore(state, store, job, parts)
+    root = checkpoint_root(config, job.state_dir, key)
+    store = CheckpointStore(root, retention=retention(config))
+    with store.lock(wait_seconds=_LOCK_SECONDS), Interrupts() as interrupts:
+        with ThreadPoolExecutor(1) as reader:  # the disk is read while the model is built
+            own = reader.submit(store.latest, or_refuse=True)
+            state = _new_state(config, transform_output, examples.label_mean, num_steps)
+        state.metrics, state.callbacks = metrics, CallbackStates(callbacks)
+        started_from, saved = restore(state, own.result(), job, parts, key)
+        problems = list(store.problems)
+        training = record(job.state_dir, key, parts, root)
         first_step = state.step
-        log = RunLog(job, state, key, folder, num_steps)
+        log = RunLog(job, state, key, job.state_dir / key, num_steps)
+        saver = Saver(
+            store,
+            background=config.checkpoint.background,
+            max_failed=config.checkpoint.max_failed_saves,
+            on_problem=log.notice,
+            on_commit=log.checkpoint,
+        )
         loop = TrainingLoop(
-            config, state, examples, held_out, callbacks, store, log, interrupts, parts
+            config, state, examples, held_out, callbacks, saver, log, interrupts, parts
         )
         try:
             # A finished training is opened too: its run gets the tags of this execution.
-            log.start(started_from, parts)
-            if not state.finished:
+            log.start(started_from, parts, problems)
+            if saved is not None and state.finished:
+                state.settle()
+            else:
+                for gap in state.callbacks.gaps():
+                    log.notice(gap)
                 loop.run()
-            checkpoint = newest(store)
-            export_model(model, transform_output, config, job.serving_dir)
+                saved = newest(store)
+            export_model(state.model, transform_output, config, job.serving_dir)
             if job.publish_dir is not None:
-                publish(checkpoint.path, job.publish_dir)
+                publish(saved, job.publish_dir)
             # Asked to stop while it exported: whoever asked does not want what comes after.
             loop.stop_if_asked()
+            mark_finished(job.state_dir, training)
+            for problem in forget_old(job.state_dir, config.checkpoint.keep_trainings, key):
+                log.notice(problem)
             log.close("FINISHED")
         except TrainingInterruptedError:
             log.close("KILLED")
             raise
         except BaseException:
+            saver.close()
             log.close("FAILED")
             raise
     return TrainResult(
@@ -86,7 +120,19 @@ def train(job: TrainJob) -> TrainResult:
         metrics=state.history[-1] if state.history else {},
         run_key=key,
         data_fingerprint=examples.fingerprint,
-        checkpoint=Path(checkpoint.path),
+        checkpoint=saved.where,
         mlflow_run_id=log.mlflow_run_id,
         mlflow_link=log.mlflow_link,
     )
+
+
+def _new_state(
+    config: RunConfig, transform_output: Any, label_mean: float, num_steps: int
+) -> TrainingState:
+    model = build_model(config, num_rows(config, transform_output), label_mean)
+    schedules: list[OffsetSchedule] = []
+    optimizer = build_optimizer(config.optimizer, num_steps, schedules)
+    optimizer.build(model.trainable_variables)
+    model.compile(optimizer=optimizer)  # only so that users' callbacks find `model.optimizer`
+    vocabularies = read_vocabularies(config, transform_output)
+    return TrainingState(model, optimizer, vocabularies, schedules=schedules)

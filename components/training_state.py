@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +12,26 @@ import numpy as np
 import tensorflow as tf
 
 import rowstep
+from rowstep.components.callback_state import CallbackStates
 from rowstep.components.checkpoints import CheckpointError, SavedState
-from rowstep.components.fingerprint import code_fingerprint
 from rowstep.components.job import DivergedError
-from rowstep.configs import RunConfig
-from rowstep.optimizers import state as optimizer_state
+from rowstep.components.offset_schedule import OffsetSchedule
+from rowstep.components.random_state import load_random_state, random_state
+from rowstep.components.training_metrics import TrainingMetrics
+from rowstep.components.vocabularies import Vocabulary, vocabulary_arrays
+from rowstep.optimizers.state import (
+    assign_arrays,
+    iter_named_state,
+    iter_named_variables,
+    refuse_misfits,
+    state_variables,
+)
+from rowstep.optimizers.variables import variables_by_path
 
 
 @dataclass
 class TrainingState:
-    """Hold the model, its optimizer, the position in the data and the open loss window.
+    """Hold the model, its optimizer, the position in the data and all that is summed up meanwhile.
 
     `batch` counts the batches of `epoch` that are done; it equals the number of batches of an
     epoch between its last step and its evaluation, so a resume there evaluates and goes on.
@@ -30,28 +39,48 @@ class TrainingState:
 
     model: keras.Model
     optimizer: keras.optimizers.Optimizer
+    vocabularies: Mapping[str, Vocabulary] = field(default_factory=dict)
+    metrics: TrainingMetrics = field(default_factory=lambda: TrainingMetrics(()))
+    callbacks: CallbackStates = field(default_factory=lambda: CallbackStates(()))
+    schedules: Sequence[OffsetSchedule] = ()
+    """The learning rate's schedule, if it has one; it begins with this training."""
     step: int = 0
-    """The optimizer's iterations, counted on the host so that no step waits for the device."""
+    """Steps of this training, counted on the host so that no step waits for the device."""
+    first_iteration: int = 0
+    """The optimizer's iterations before step 1: more than 0 after a warm start with its state."""
     epoch: int = 0
     batch: int = 0
     window_steps: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
-    """Evaluation metrics of each finished epoch."""
+    """Metrics of each finished epoch."""
     finished: bool = False
-    callbacks: Mapping[str, Any] = field(default_factory=dict)
-    """Callbacks by name that offer `get_state()` and `set_state(state)`, JSON in between."""
+    attempt: int = 1
+    """How often this training was started, this time included."""
 
     def __post_init__(self) -> None:
         # float64, and on the device: a window is summed without a transfer per step.
         self.loss_sum = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="loss_sum")
+        self._to_load: SavedState | None = None
 
-    def groups(self) -> dict[str, Iterator[tuple[str, np.ndarray]]]:
-        """Return every array to save, by group; the optimizer's in the order of get_weights."""
-        return {
-            "model": optimizer_state.iter_named_variables(self.model.variables),
-            "optimizer": optimizer_state.iter_named_state(self.optimizer),
-            "loss": iter([("sum", np.asarray(self.loss_sum.numpy()))]),
+    def groups(self) -> dict[str, Iterable[tuple[str, np.ndarray]]]:
+        """Return every array to save, by group; the optimizer's in the order of get_weights.
+
+        Nothing is copied on a CPU: use the arrays before the next step.
+        """
+        groups: dict[str, Iterable[tuple[str, np.ndarray]]] = {
+            "model": iter_named_variables(self.model.variables),
+            "optimizer": iter_named_state(self.optimizer),
+            "metrics": self._metric_arrays(),
+            "callbacks": self.callbacks.arrays(),
+            "random": list(random_state()[1].items()),
         }
+        if self.finished:  # for warm starts from here; until then Transform's files are at hand
+            groups["vocabularies"] = vocabulary_arrays(self.vocabularies)
+        return groups
+
+    def _metric_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
+        yield "loss_sum", np.asarray(self.loss_sum.numpy())
+        yield from self.metrics.named_arrays()
 
     def meta(self) -> dict[str, Any]:
         """Return everything else to save, as JSON.
@@ -61,63 +90,84 @@ class TrainingState:
             CheckpointError: the optimizer counted other steps than the loop ran.
         """
         self.check_finite()
-        iterations = int(self.optimizer.iterations.numpy())
+        iterations = int(self.optimizer.iterations.numpy()) - self.first_iteration
         if iterations != self.step:
             raise CheckpointError(
-                f"train: the optimizer must count every step once. Got iterations {iterations} "
+                f"train: the optimizer must count every step once. Got {iterations} iterations "
                 f"after step {self.step}. They must be equal. Report this with your callbacks"
             )
         return {
             "epoch": self.epoch,
             "batch": self.batch,
+            "first_iteration": self.first_iteration,
             "window_steps": self.window_steps,
             "history": self.history,
+            "stopping": bool(self.model.stop_training),
             "finished": self.finished,
-            "callbacks": {name: c.get_state() for name, c in self.callbacks.items()},
-            "versions": {
-                "rowstep": rowstep.__version__,
-                "tensorflow": tf.__version__,
-                "keras": keras.__version__,
-            },
+            "attempt": self.attempt,
+            "callbacks": self.callbacks.meta(),
+            "random": random_state()[0],
+            "vocabularies": {n: v.fingerprint for n, v in self.vocabularies.items()},
+            "versions": versions(),
         }
 
     def load(self, saved: SavedState) -> None:
-        """Continue exactly where `saved` was taken.
+        """Take the position of a checkpoint, and make sure that the rest of it fits.
+
+        `settle` loads the rest: a training that goes on begins its callbacks before that.
 
         Raises:
             StateMismatchError: names what does not fit; nothing was assigned.
-            CheckpointError: the checkpoint lacks the position, or a callback's state.
+            CheckpointError: the checkpoint lacks a part, or callbacks differ.
         """
-        self._load_model(saved)
-        optimizer_state.load_named_state(self.optimizer, dict(saved.arrays("optimizer")))
-        self.step = saved.step
-        self.loss_sum.assign(dict(saved.arrays("loss"))["sum"])
         meta = saved.meta
-        missing = set(meta["callbacks"]) ^ set(self.callbacks)
-        if missing:
-            raise CheckpointError(
-                "train.callbacks: a resume needs the same stateful callbacks. Got a difference in "
-                f"{', '.join(sorted(missing))}. Restore them in the config or start a new run"
-            )
-        for name, callback in self.callbacks.items():
-            callback.set_state(meta["callbacks"][name])
-        self.epoch, self.batch = meta["epoch"], meta["batch"]
+        refuse_misfits("resume: model", self._model_variables(), saved.sources("model"))
+        refuse_misfits("resume: optimizer", self._optimizer_state(), saved.sources("optimizer"))
+        self.callbacks.check(meta["callbacks"])
+        self._load_metrics(saved)
+        self.step, self.epoch, self.batch = saved.step, meta["epoch"], meta["batch"]
+        self.first_iteration = meta.get("first_iteration", 0)
         self.window_steps = meta["window_steps"]
         self.history, self.finished = list(meta["history"]), meta["finished"]
+        self.attempt = meta.get("attempt", 1) + 1
+        self.model.stop_training = meta.get("stopping", False)
+        self._to_load = saved
 
-    def warm_start(self, saved: SavedState) -> None:
-        """Take the weights of another training, and nothing else.
+    def settle(self) -> Sequence[str]:
+        """Load weights, optimizer, callbacks and random generators, once, if `load` was called.
 
-        The optimizer starts afresh: its old step count would put a schedule at its end, and without
-        the count its moments would be corrected for a bias that they do not have.
+        It comes after the hooks that began before the checkpoint was taken: they reset callbacks,
+        and some of them change the learning rate a second time.
 
-        Raises:
-            StateMismatchError: names what does not fit; nothing was assigned.
+        Returns:
+            What people should know about it.
         """
-        self._load_model(saved)
+        saved, self._to_load = self._to_load, None
+        if saved is None:
+            return ()
+        assign_arrays("resume: model", self._model_variables(), saved.sources("model"))
+        assign_arrays("resume: optimizer", self._optimizer_state(), saved.sources("optimizer"))
+        # Format 1 knew neither arrays of callbacks nor random generators.
+        arrays = dict(saved.arrays("callbacks")) if "callbacks" in saved.groups else {}
+        notices = self.callbacks.load(saved.meta["callbacks"], arrays)
+        if "random" in saved.groups:
+            load_random_state(saved.meta["random"], dict(saved.arrays("random")))
+        return notices
 
-    def _load_model(self, saved: SavedState) -> None:
-        optimizer_state.load_named_variables(self.model.variables, dict(saved.arrays("model")))
+    def _model_variables(self) -> Mapping[str, Any]:
+        return variables_by_path(self.model.variables)
+
+    def _optimizer_state(self) -> Mapping[str, Any]:
+        return state_variables(self.optimizer)
+
+    def _load_metrics(self, saved: SavedState) -> None:
+        if "loss" in saved.groups:  # format 1 knew no other sum
+            self.loss_sum.assign(dict(saved.arrays("loss"))["sum"])
+            return
+        arrays = dict(saved.arrays("metrics"))
+        loss_sum = arrays.pop("loss_sum")
+        self.metrics.load(arrays)
+        self.loss_sum.assign(loss_sum)
 
     def check_finite(self) -> None:
         """Refuse to go on with, or to save, a training whose loss is no number any more.
@@ -133,55 +183,19 @@ class TrainingState:
             )
 
 
-def stateful(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """Name the callbacks whose state travels with the checkpoint, by class and position."""
+def versions() -> dict[str, str]:
+    """Return the versions that decide whether a resume is exact to the bit."""
     return {
-        f"{position}.{type(callback).__name__}": callback
-        for position, callback in enumerate(callbacks)
-        if hasattr(callback, "get_state") and hasattr(callback, "set_state")
+        "rowstep": rowstep.__version__,
+        "tensorflow": tf.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
     }
 
 
-def identity(config: RunConfig, train_fingerprint: str, eval_fingerprint: str) -> dict[str, Any]:
-    """Collect what must be equal for two trainings to be the same training.
-
-    Where results are written, how often is logged and how the model is judged does not belong here.
-    """
-    dumped = json.loads(config.model_dump_json())
-    return {
-        "features": dumped["features"],
-        "label": dumped["label"],
-        "model": dumped["model"],
-        "optimizer": dumped["optimizer"],
-        "train": dumped["train"],
-        "train_data": train_fingerprint,
-        "eval_data": eval_fingerprint,
-        # Other code may train to other bits: what it left is kept, but is not gone on with.
-        "code": code_fingerprint(),
-    }
-
-
-def run_key(parts: Mapping[str, Any]) -> str:
-    """Return a short stable name for an identity."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Name what two identities disagree on, as dotted paths with both values."""
-    found: list[str] = []
-
-    def walk(path: str, left: Any, right: Any) -> None:
-        if isinstance(left, dict) and isinstance(right, dict):
-            for key in sorted({*left, *right}):
-                walk(f"{path}.{key}" if path else key, left.get(key), right.get(key))
-        elif left != right:
-            found.append(f"{path}: {_short(left)} -> {_short(right)}")
-
-    walk("", dict(old), dict(new))
-    return found
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+def changed_versions(saved: Mapping[str, Any]) -> Sequence[str]:
+    """Name the versions that differ from those of a checkpoint."""
+    then, now = saved.get("versions", {}), versions()
+    return [f"{n} {then[n]} -> {now[n]}" for n in now if n in then and then[n] != now[n]]

@@ -164,6 +164,8 @@ def _resolve_paths(
         value = holder.get(keys[-1]) if isinstance(holder, dict) else None
         if not isinstance(value, str) or not value:
             continue  # the validation has the words for it
+        if "://" in value:
+            continue  # an object store has no working folder
         base = os.getcwd() if _origin(keys, origins, "") == OVERRIDE else folder
         expanded = os.path.expanduser(value)
         if base is not None:

@@ -102,12 +102,36 @@ class MovieLens100K(Strict):
     split: AnySplitOrOfficial = OfficialSplit(kind="official")
 
 
-class CsvData(Strict):
-    """Read interactions from delimited text files with a header line."""
+_SPAN = re.compile(r"\{SPAN(?::[1-9]\d*)?\}")
+_DATE = ("{YYYY}", "{MM}", "{DD}")
 
-    kind: Literal["csv"]
-    path: Text
-    """A file, or a folder whose `*.csv` are read in name order; relative to the config file."""
+
+def _without_spans(path: str) -> str:
+    if _SPAN.search(path) or any(part in path for part in _DATE):
+        raise ValueError(
+            f"must be a file or a folder. Got {path!r}, a pattern of partitions. "
+            "Write 'kind: csv_spans'."
+        )
+    return path
+
+
+def _span_pattern(path: str) -> str:
+    rest = _SPAN.sub("", path)
+    found = (len(_SPAN.findall(path)), *(path.count(part) for part in _DATE))
+    for part in _DATE:
+        rest = rest.replace(part, "")
+    if found not in ((1, 0, 0, 0), (0, 1, 1, 1)) or "{" in rest or "}" in rest:
+        raise ValueError(
+            f"must hold {{SPAN}} once, or {{YYYY}}, {{MM}} and {{DD}} once each, and no other "
+            f"braces; {{SPAN:5}} is a span of five digits. Got {path!r}. "
+            "Write, say, ratings/{YYYY}-{MM}-{DD}/*.csv."
+        )
+    return path
+
+
+class _CsvColumns(Strict):
+    """How rows are read from delimited text files."""
+
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
     user_column: Text = "user_id"
     item_column: Text = "item_id"
@@ -118,7 +142,32 @@ class CsvData(Strict):
     split: AnySplit = HashSplit(kind="hash")
 
 
-AnyData = Annotated[SyntheticData | MovieLens100K | CsvData, Field(discriminator="kind")]
+class CsvData(_CsvColumns):
+    """Read interactions from delimited text files with a header line."""
+
+    kind: Literal["csv"]
+    path: Annotated[Text, AfterValidator(_without_spans)]
+    """A file, or a folder whose `*.csv` are read in name order; relative to the config file."""
+
+
+class CsvSpans(_CsvColumns):
+    """Read a window of partitions of delimited text files, such as one folder a day.
+
+    A span is a partition's number, as in TFX: what `{SPAN}` stands for, or for dates the days since
+    1970-01-01. `rowstep run` trains every span that came since the last finished run.
+    """
+
+    kind: Literal["csv_spans"]
+    path: Annotated[Text, AfterValidator(_span_pattern)]
+    """Files or folders of the partitions, with `{SPAN}` or `{YYYY}`, `{MM}`, `{DD}` in the place of
+    their number or date; `*` and `?` stand for any text. Relative to the config file."""
+    window: Count = 1
+    """Spans to train on: the newest and so many minus one before it."""
+    span: NonNegativeCount | None = None
+    """Newest span of the window; left out, the command decides which are due."""
+
+
+AnyData = Annotated[SyntheticData | MovieLens100K | CsvData | CsvSpans, Field(discriminator="kind")]
 
 
 # --- features -------------------------------------------------------------------------------

@@ -21,16 +21,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from rowstep.optimizers.errors import StateMismatchError
 from rowstep.optimizers.variables import native_variable, unique_keys, variables_by_path
 
 __all__ = [
     "Array",
+    "PiecedArray",
     "assign_arrays",
     "assign_list",
     "get_weights",
@@ -42,12 +45,34 @@ __all__ = [
     "load_named_variables",
     "named_state",
     "named_variables",
+    "refuse_misfits",
     "set_weights",
     "state_variables",
 ]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+
+class PiecedArray(Protocol):
+    """An array that comes in pieces, such as one in a checkpoint, so that it never lies in memory.
+
+    `load_named_state` and `load_named_variables` take it wherever they take an array.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the whole."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the type of the numbers."""
+
+    def pieces(self) -> Iterator[tuple[int, Array]]:
+        """Yield (first row, rows) from the first row to the last; no axes count as one row."""
+
+
 _MOST_NAMED = 8
+_NUM_THREADS = 4
 _RATE = re.compile(r"learning_rate(/\d+)?")
 
 
@@ -100,7 +125,8 @@ def load_named_state(optimizer: keras.optimizers.Optimizer, state: Mapping[str, 
 
     Args:
         optimizer: A built optimizer.
-        state: Exactly the keys, shapes and dtypes that `named_state` returns.
+        state: Exactly the keys, shapes and dtypes that `named_state` returns; arrays, or
+            PiecedArrays, which cost the memory of one piece.
 
     Raises:
         StateMismatchError: the optimizer is not built, or keys, shapes or dtypes do not fit. All
@@ -208,13 +234,32 @@ def assign_arrays(
     Args:
         where: What an error names first.
         variables: Variables of any Keras, or tf.Variables, by key.
-        state: Exactly the keys, shapes and dtypes of the variables.
+        state: Exactly the keys, shapes and dtypes of the variables; arrays or PiecedArrays.
         assign: How to assign an array to a variable; `variable.assign(array)` when left out.
 
     Raises:
         StateMismatchError: keys, shapes or dtypes do not fit. Nothing has been assigned.
     """
-    arrays = {key: np.asarray(value) for key, value in state.items()}
+    arrays = {key: v if _is_pieced(v) else np.asarray(v) for key, v in state.items()}
+    refuse_misfits(where, variables, arrays)
+    if assign is None:
+        pieced = [(v, arrays[key]) for key, v in variables.items() if _is_pieced(arrays[key])]
+        # Each variable has a lock of its own: several are filled faster than one.
+        with ThreadPoolExecutor(_NUM_THREADS) as threads:
+            list(threads.map(lambda pair: _assign_pieces(*pair), pieced))
+    for key, variable in variables.items():
+        if assign is not None:
+            assign(variable, _whole(arrays[key]))
+        elif not _is_pieced(arrays[key]):
+            variable.assign(arrays[key])
+
+
+def refuse_misfits(where: str, variables: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+    """Compare arrays with the variables that they are meant for, and assign nothing.
+
+    Raises:
+        StateMismatchError: keys, shapes or dtypes do not fit; all misfits are named at once.
+    """
     faults = _key_faults(variables, arrays)
     for key, variable in variables.items():
         if key in arrays:
@@ -225,26 +270,54 @@ def assign_arrays(
             f"Got {listing(faults, separator='; ')}. Nothing was assigned. "
             "Load the state into the model and optimizer that it was saved from."
         )
-    for key, variable in variables.items():
-        if assign is None:
-            variable.assign(arrays[key])
-        else:
-            assign(variable, arrays[key])
 
 
-def _key_faults(variables: Mapping[str, Any], arrays: Mapping[str, Array]) -> list[str]:
+def _is_pieced(value: Any) -> bool:
+    return hasattr(value, "pieces")
+
+
+def _whole(array: Any) -> Array:
+    if not _is_pieced(array):
+        return array
+    rows = np.concatenate([np.array(piece) for _, piece in array.pieces()] or [np.empty(0)])
+    return rows.astype(array.dtype, copy=False).reshape(array.shape)
+
+
+def _assign_pieces(variable: Any, array: PiecedArray) -> None:
+    native = native_variable(variable)
+    num_rows = array.shape[0] if array.shape else 1
+    in_place = isinstance(getattr(native, "handle", None), tf.Tensor)
+    if not in_place:  # under a strategy, or on a mesh
+        variable.assign(_whole(array))
+        return
+    for first, rows in array.pieces():
+        if len(rows) == num_rows:
+            variable.assign(np.asarray(rows).reshape(array.shape))
+            continue
+        # The op never copies the variable. On a CPU it takes aligned NumPy memory as it is; a
+        # transfer to a GPU may still read the rows when the next ones come.
+        updates = rows if "CPU" in native.device else np.array(rows)
+        row_ids = np.arange(first, first + len(rows))
+        tf.raw_ops.ResourceScatterUpdate(resource=native.handle, indices=row_ids, updates=updates)
+    # Otherwise every plain read copies the variable from now on: dense optimizers read all of it.
+    tf.raw_ops.DisableCopyOnRead(resource=native.handle)
+
+
+def _key_faults(variables: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     missing = [key for key in variables if key not in arrays]
     unexpected = [key for key in arrays if key not in variables]
     faults = [f"no {listing(missing)}"] if missing else []
     return faults + ([f"unexpected {listing(unexpected)}"] if unexpected else [])
 
 
-def _array_faults(key: str, variable: Any, array: Array) -> list[str]:
+def _array_faults(key: str, variable: Any, array: Any) -> list[str]:
     shape, dtype = tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype)
     if tuple(array.shape) != shape:
         return [f"{key} of shape {tuple(array.shape)} instead of {shape}"]
     if str(array.dtype) != dtype:
         return [f"{key} of dtype {array.dtype} instead of {dtype}"]
+    if _is_pieced(array):
+        return []  # looking at the numbers would be another pass; a checkpoint has its checksums
     if key.endswith("/velocity") and array.size and array.min() < 0:
         return [f"{key} with negative numbers, which a mean of squares cannot have"]
     return []

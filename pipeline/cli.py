@@ -17,8 +17,10 @@ import click
 import rowstep
 from rowstep import RowstepError
 from rowstep.configs import RunConfig, export_schema, load_config
-from rowstep.pipeline.launch import launch
-from rowstep.pipeline.runs import Run, all_runs, find_run, unfinished_twin
+from rowstep.configs.schema import CsvSpans
+from rowstep.pipeline.catch_up import run_spans
+from rowstep.pipeline.launch import Stops, launch, launch_or_resume
+from rowstep.pipeline.runs import all_runs, find_run
 from rowstep.pipeline.workspace import Workspace, default_home
 
 EXIT_BAD_INPUT = 2
@@ -62,18 +64,31 @@ def main() -> None:
 @main.command()
 @click.argument("file")
 @_overrides
+@click.option(
+    "--span",
+    metavar="N|YYYY-MM-DD",
+    help="Partitioned data: train the window that ends with this span.",
+)
+@click.option(
+    "--newest",
+    is_flag=True,
+    help="Partitioned data: train the newest window, without those that came before it.",
+)
 @_reports_errors
-def run(file: str, overrides: tuple[str, ...]) -> None:
+def run(file: str, overrides: tuple[str, ...], span: str | None, newest: bool) -> None:
     """Run the pipeline of a config FILE: data to pushed model.
 
     FILE may also be the name of a shipped config, such as "quickstart". A run of the same config
-    that did not finish goes on from its last checkpoint.
+    that did not finish goes on from its last checkpoint. Of partitioned data every span that has
+    come since the last finished run is trained, oldest first, one run for each; the first run takes
+    the newest.
     """
     config = _load(file, overrides)
-    _refuse_if_busy(Workspace.of(config))
-    unfinished = unfinished_twin(config)
     command = shlex.join(["rowstep", "run", file, *(w for o in overrides for w in ("--set", o))])
-    sys.exit(launch(unfinished or Run.create(config), command, resumed=unfinished is not None))
+    with Stops() as stops:
+        if span is None and not newest and not isinstance(config.data, CsvSpans):
+            sys.exit(launch_or_resume(config, command, stops))
+        sys.exit(run_spans(config, command, stops, span=span, newest=newest))
 
 
 @main.command()
@@ -86,8 +101,9 @@ def resume(run: str | None, home: Path) -> None:
     if found.status["status"] == "finished":
         click.echo(f"{found.name}: this run is finished. Nothing is left to do.")
         return
-    _refuse_if_busy(found.workspace)
-    sys.exit(launch(found, f"rowstep resume {found.name}", resumed=True))
+    found.workspace.refuse_if_busy()
+    with Stops() as stops:
+        sys.exit(launch(found, f"rowstep resume {found.name}", stops, resumed=True))
 
 
 @main.command()
@@ -96,7 +112,8 @@ def resume(run: str | None, home: Path) -> None:
 def runs(home: Path) -> None:
     """List the runs of a workspace, oldest first."""
     for found in all_runs(home):
-        click.echo(f"{found.name}  {found.status['status']}")
+        span = found.title.removeprefix(found.name)
+        click.echo(f"{found.name}  {found.status['status']}{span}")
 
 
 @main.command()
@@ -161,12 +178,6 @@ def doctor(file: str, overrides: tuple[str, ...]) -> None:
 def schema() -> None:
     """Print the JSON schema of config files, for editors."""
     click.echo(export_schema(), nl=False)
-
-
-def _refuse_if_busy(workspace: Workspace) -> None:
-    """Ask for the lock that the worker will take, before any record of a run is touched."""
-    with workspace.occupied():
-        pass
 
 
 def _load(file: str, overrides: tuple[str, ...]) -> RunConfig:

@@ -16,38 +16,50 @@ from tfx.components import (
     Transform,
 )
 from tfx.dsl.components.base.base_node import BaseNode
-from tfx.dsl.components.common.resolver import Resolver
-from tfx.dsl.input_resolution.strategies.latest_artifact_strategy import LatestArtifactStrategy
+from tfx.dsl.components.common.resolver import Resolver, ResolverStrategy
 from tfx.dsl.input_resolution.strategies.latest_blessed_model_strategy import (
     LatestBlessedModelStrategy,
 )
 from tfx.orchestration.pipeline import Pipeline
-from tfx.proto import example_gen_pb2, pusher_pb2
+from tfx.proto import example_gen_pb2, pusher_pb2, range_config_pb2
 from tfx.types import standard_artifacts
 from tfx.types.channel import Channel
 
 from rowstep.components.artifacts import Checkpoint
 from rowstep.components.component import RecTrainer
+from rowstep.components.partitions import at_span
 from rowstep.components.preprocessing import transform_config
+from rowstep.components.resolvers import LatestPushedStrategy
 from rowstep.components.sources import SourceData
 from rowstep.components.truth import LEAK_STANDARD_ERRORS, Truth
 from rowstep.configs import RunConfig
 from rowstep.pipeline.workspace import Workspace
 
 
-def create_pipeline(config: RunConfig, workspace: Workspace, source: SourceData) -> Pipeline:
+def create_pipeline(
+    config: RunConfig,
+    workspace: Workspace,
+    source: SourceData,
+    *,
+    checkpoint_strategy: type[ResolverStrategy] = LatestPushedStrategy,
+) -> Pipeline:
     """Put the pipeline together; nothing runs and nothing is written.
 
     ExampleGen -> StatisticsGen -> SchemaGen -> ExampleValidator -> Transform -> RecTrainer ->
-    Evaluator -> Pusher, with one resolver for the last checkpoint and one for the last blessed
-    model. Every function is given by its import path, so TFX packs no modules.
+    Evaluator -> Pusher, with one resolver for the checkpoint of the last pushed model and one for
+    the last blessed model. Every function is given by its import path, so TFX packs no modules.
+    The examples of a window of partitions carry its newest span.
 
     Args:
         config: the validated run.
         workspace: where metadata, artifacts, state and pushed models are.
         source: the materialised splits.
+        checkpoint_strategy: which checkpoint a training may start from. Kubeflow and Vertex take
+            only TFX's own strategies: give them LatestArtifactStrategy.
     """
-    examples = CsvExampleGen(input_base=str(source.folder), input_config=_splits())
+    if source.span is not None:
+        config = at_span(config, source.span)  # so that ML Metadata and MLflow show it
+    examples = _example_gen(source)
     statistics = StatisticsGen(examples=examples.outputs["examples"])
     schema = SchemaGen(statistics=statistics.outputs["statistics"], infer_feature_shape=True)
     validator = ExampleValidator(
@@ -60,7 +72,7 @@ def create_pipeline(config: RunConfig, workspace: Workspace, source: SourceData)
         custom_config=transform_config(config),
     )
     last_checkpoint = Resolver(
-        strategy_class=LatestArtifactStrategy, base_checkpoint=Channel(type=Checkpoint)
+        strategy_class=checkpoint_strategy, base_checkpoint=Channel(type=Checkpoint)
     ).with_id("last_checkpoint")
     trainer = RecTrainer(
         config,
@@ -112,10 +124,23 @@ def _metadata_connection(workspace: Workspace) -> proto.ConnectionConfig:
     return connection
 
 
-def _splits() -> example_gen_pb2.Input:
+def _example_gen(source: SourceData) -> CsvExampleGen:
+    if source.span is None:
+        return CsvExampleGen(input_base=str(source.folder), input_config=_splits(""))
+    # TFX reads the span from the path and from nowhere else; the folder's name holds it.
+    before, _, after = source.folder.name.partition(f"-{source.span}-")
+    only = range_config_pb2.StaticRange(start_span_number=source.span, end_span_number=source.span)
+    return CsvExampleGen(
+        input_base=str(source.folder.parent),
+        input_config=_splits(f"{before}-{{SPAN}}-{after}/"),
+        range_config=range_config_pb2.RangeConfig(static_range=only),
+    )
+
+
+def _splits(folder: str) -> example_gen_pb2.Input:
     return example_gen_pb2.Input(
         splits=[
-            example_gen_pb2.Input.Split(name=name, pattern=f"{name}/*")
+            example_gen_pb2.Input.Split(name=name, pattern=f"{folder}{name}/*")
             for name in ("train", "eval")
         ]
     )

@@ -15,10 +15,11 @@ from types import FrameType
 from typing import Any
 
 from rowstep.components.progress import EVENTS_VARIABLE
+from rowstep.configs import RunConfig
 from rowstep.pipeline.display import open_display
 from rowstep.pipeline.report import summary_lines
-from rowstep.pipeline.runs import Run, Status
-from rowstep.pipeline.workspace import default_home
+from rowstep.pipeline.runs import Run, Status, unfinished_twin
+from rowstep.pipeline.workspace import Workspace, default_home
 
 EXIT_INTERRUPTED = 75
 _POLL_SECONDS = 0.1
@@ -32,7 +33,47 @@ _QUIET = {
 }
 
 
-def launch(run: Run, command: str, *, resumed: bool) -> int:
+class Stops:
+    """Hand SIGINT and SIGTERM to the worker while a `with` block runs, and remember them.
+
+    A signal that comes while no worker runs is for the next one.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stops:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._stop)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def pass_on_to(self, worker: subprocess.Popen[bytes]) -> None:
+        """Send what has come and what will come to a worker."""
+        self._worker = worker
+        if self.received is not None:
+            worker.send_signal(self.received)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        if self._worker is not None:
+            self._worker.send_signal(number)
+
+
+def launch_or_resume(config: RunConfig, command: str, stops: Stops) -> int:
+    """Go on with the newest run of a config if it did not finish, or begin one; see `launch`."""
+    Workspace.of(config).refuse_if_busy()
+    unfinished = unfinished_twin(config)
+    run = unfinished or Run.create(config)
+    return launch(run, command, stops, resumed=unfinished is not None)
+
+
+def launch(run: Run, command: str, stops: Stops, *, resumed: bool) -> int:
     """Run the worker to its end and return the exit code of the command.
 
     0 finished (blessed or not), 1 failed or leaked, 75 stopped by a signal after a checkpoint,
@@ -42,30 +83,22 @@ def launch(run: Run, command: str, *, resumed: bool) -> int:
     offset = run.events.stat().st_size if run.events.exists() else 0
     last: dict[str, Any] = {}
     started = time.monotonic()
-    with open(run.log, "ab") as log, open_display(run.name, resumed=resumed) as display:
+    with open(run.log, "ab") as log, open_display(run.title, resumed=resumed) as display:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "rowstep.pipeline.worker", str(run.folder)],
+            [sys.executable, "-m", "rowstep.pipeline.worker", str(run.folder), str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C reaches the command, which asks the worker to stop
             env={**_QUIET, **os.environ, EVENTS_VARIABLE: str(run.events)},
         )
-        _pass_signals_on(worker)
+        stops.pass_on_to(worker)
         for event in _follow(run.events, offset, worker):
             display.show(event)
             if event["kind"] in ("result", "error", "interrupted"):
                 last = event
         code = worker.wait()
     return _conclude(run, command, code, {**last, "seconds": time.monotonic() - started})
-
-
-def _pass_signals_on(worker: subprocess.Popen[bytes]) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:
-        worker.send_signal(number)
-
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
 
 
 def _follow(path: Path, offset: int, worker: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:

@@ -51,10 +51,12 @@ def run_locally(config: RunConfig, workspace: Workspace, source: SourceData) -> 
 
 
 def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:
-    outputs = _latest_outputs(workspace)
+    outputs, cached = _latest_outputs(workspace)
     evaluator, trainer, pusher = (outputs[n] for n in ("Evaluator", "RecTrainer", "Pusher"))
     training = json.loads((Path(trainer["model_run"].uri) / "training.json").read_text())
     training.pop("config")
+    if "RecTrainer" in cached:  # the report is of the run that trained
+        training |= {"num_steps_run": 0, "started_from": "finished checkpoint, from TFX's cache"}
     blessed = (Path(evaluator["blessing"].uri) / "BLESSED").exists()
     pushed = pusher["pushed_model"].custom_properties.get("pushed_destination")
     metrics = _metrics(evaluator["evaluation"].uri)
@@ -67,6 +69,7 @@ def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dic
         "tracking_uri": workspace.tracking_uri if config.tracking.enabled else None,
         "truth": asdict(source.truth) if source.truth else None,
         "num_examples": source.num_examples,
+        "spans": source.spans,
     }
 
 
@@ -93,22 +96,27 @@ def _failures(config: RunConfig, source: SourceData, metrics: dict[str, float]) 
     return words or ["the evaluator did not say why; see the log"]
 
 
-def _latest_outputs(workspace: Workspace) -> dict[str, dict[str, proto.Artifact]]:
-    """Find the output artifacts of each node's last complete or cached execution."""
+def _latest_outputs(
+    workspace: Workspace,
+) -> tuple[dict[str, dict[str, proto.Artifact]], set[str]]:
+    """Find the output artifacts of each node's last execution, and the nodes that were cached."""
     connection = proto.ConnectionConfig()
     connection.sqlite.filename_uri = str(workspace.metadata)
     connection.sqlite.connection_mode = proto.SqliteMetadataSourceConfig.READONLY
     store = MetadataStore(connection)
     states = (proto.Execution.COMPLETE, proto.Execution.CACHED)
     outputs: dict[str, dict[str, proto.Artifact]] = {}
+    cached = set()
     for node in ("RecTrainer", "Evaluator", "Pusher"):
         context = store.get_context_by_type_and_name("node", f"{workspace.name}.{node}")
         executions = store.get_executions_by_context(context.id)
         last = max((e for e in executions if e.last_known_state in states), key=lambda e: e.id)
+        if last.last_known_state == proto.Execution.CACHED:
+            cached.add(node)
         events = store.get_events_by_execution_ids([last.id])
         outputs[node] = {}
         for event in events:
             if event.type == proto.Event.OUTPUT:
                 key = event.path.steps[0].key
                 outputs[node][key] = store.get_artifacts_by_id([event.artifact_id])[0]
-    return outputs
+    return outputs, cached

@@ -19,7 +19,7 @@ def summary_lines(run: Run, command: str, result: dict[str, Any]) -> tuple[list[
     training, metrics = result["training"], result["metrics"]
     rmse = math.sqrt(metrics["mean_squared_error"])
     truth = Truth.from_json(result["truth"]) if result["truth"] else None
-    lines = ["", f"{run.name} finished in {_duration(result['seconds'])}"]
+    lines = ["", f"{run.title} finished in {_duration(result['seconds'])}"]
     lines.append(_row("rmse", f"{rmse:.4f}  {_against(rmse, truth)}".rstrip()))
     lines.append(
         _row("training", f"{training['num_steps_run']} steps from {training['started_from']}")

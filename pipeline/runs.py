@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rowstep import RowstepError
+from rowstep.components.partitions import span_text
 from rowstep.configs import ConfigError, RunConfig, canonical_json, config_from_json
+from rowstep.configs.schema import CsvSpans
 from rowstep.pipeline.workspace import Workspace
 
 Status = Literal["running", "finished", "failed", "interrupted", "killed"]
@@ -32,6 +34,14 @@ class Run:
     def name(self) -> str:
         """Return the name that `rowstep resume` takes."""
         return self.folder.name
+
+    @property
+    def title(self) -> str:
+        """Return the name, and for a window of partitions its newest span."""
+        data = self.config.data
+        if not isinstance(data, CsvSpans) or data.span is None:
+            return self.name
+        return f"{self.name}  span {span_text(data.path, data.span)}"
 
     @property
     def workspace(self) -> Workspace:
@@ -86,11 +96,20 @@ class Run:
 
 def all_runs(home: Path) -> list[Run]:
     """List the runs of every pipeline in a home, oldest first."""
-    return sorted(_readable(home), key=lambda run: run.folder.stat().st_ctime_ns)
+    return _in_order(home.glob("*/runs/*/config.json"))
 
 
-def _readable(home: Path) -> Iterator[Run]:
-    for config in home.glob("*/runs/*/config.json"):
+def runs_of(workspace: Workspace) -> list[Run]:
+    """List the runs of one pipeline, oldest first."""
+    return _in_order(workspace.runs.glob("*/config.json"))
+
+
+def _in_order(configs: Iterable[Path]) -> list[Run]:
+    return sorted(_readable(configs), key=lambda run: run.folder.stat().st_ctime_ns)
+
+
+def _readable(configs: Iterable[Path]) -> Iterator[Run]:
+    for config in configs:
         if not (config.parent / "status.json").exists():
             continue
         try:

@@ -1,4 +1,4 @@
-"""The process that runs a pipeline for the command: `python -m rowstep.pipeline.worker RUN`.
+"""The process that runs a pipeline for a command: `python -m rowstep.pipeline.worker RUN PID`.
 
 TFX and TensorFlow write hundreds of lines to both output streams, some of them from C++. In a
 process of their own these go to the run's log file, and the command shows only what it is told in
@@ -28,8 +28,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Run the pipeline of the run folder given as the only argument."""
-    _die_with_the_command()
+    """Run the pipeline of the run folder given first, for the command whose process id follows."""
+    _die_with_the_command(int(sys.argv[2]))
     run = Run.open(Path(sys.argv[1]))
     try:
         # Free a moment ago, when the command asked; whoever came since is to finish first.
@@ -73,12 +73,11 @@ def _materialise(run: Run) -> SourceData:
     return source
 
 
-def _die_with_the_command() -> None:
+def _die_with_the_command(command: int) -> None:
     """Ask Linux for a SIGTERM when the command dies, so that no training goes on unseen."""
     if sys.platform == "linux":
-        command = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != command:  # it died before the request was made
+        if os.getppid() != command:  # it died before the request was made, seconds after the start
             sys.exit(EXIT_INTERRUPTED)
 
 

@@ -62,6 +62,15 @@ class Workspace:
                 f"{error.holder}. Wait for it, stop it, or set another 'name' or 'workspace'."
             ) from None
 
+    def refuse_if_busy(self) -> None:
+        """Ask for the lock that a worker will take, before any record of a run is touched.
+
+        Raises:
+            WorkspaceInUseError: another run of the pipeline is going on; it is named.
+        """
+        with self.occupied():
+            pass
+
     @property
     def folder(self) -> Path:
         """Return the folder of this pipeline."""

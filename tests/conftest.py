@@ -97,7 +97,13 @@ class TinyHome:
 
 @pytest.fixture(scope="session")
 def tiny_home(tmp_path_factory: pytest.TempPathFactory, mlflow_template_db: Path) -> TinyHome:
-    """Run the whole pipeline once, by the command, and share what it left."""
+    """Run the whole pipeline once, by the command, and share what it left.
+
+    While you work on the tests of `components`, $ROWSTEP_TINY_HOME may name a home that such a run
+    left; the tests of `pipeline` want one of their own.
+    """
+    if kept := os.environ.get("ROWSTEP_TINY_HOME"):
+        return TinyHome(Path(kept))
     home = TinyHome(tmp_path_factory.mktemp("home"))
     shutil.copy(mlflow_template_db, home.home / "mlflow.db")
     home.first_run = home.rowstep("run", str(home.config_file))

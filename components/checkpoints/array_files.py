@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import google_crc32c
+import ml_dtypes
 import numpy as np
 
 from rowstep import RowstepError
+from rowstep.components.checkpoints.medium import Medium
 
 _PIECE_BYTES = 16 * 2**20
-FILE_NAME = re.compile(r"array-\d{5,}\.npy")
 # NumPy's .npy header cannot name these types: the bits are stored as integers of the same width.
 _STORED_AS = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1"}
+_PLAIN_TYPE = re.compile(r"[<>|][biufc]\d{1,2}")
 
 
 class CheckpointError(RowstepError, RuntimeError):
@@ -30,143 +32,49 @@ class DamageError(Exception):
     """Say what is wrong with the bytes of one checkpoint; the store falls back on an older one."""
 
 
+class ReadError(DamageError):
+    """Say that the device failed to read; once more it may succeed, which real damage does not."""
+
+
 @dataclass(frozen=True)
 class ArrayRecord:
-    """Describe one saved array; the manifest holds one of these per array, in saved order."""
+    """Describe one saved array; the manifest holds one of these per array, in saved order.
+
+    Args:
+        group: the list the array belongs to.
+        index: its position in that list.
+        name: its name, distinct within the group.
+        shape: its shape.
+        dtype: its type, as NumPy's `dtype.str`, or `bfloat16`, `float8_e4m3fn`, `float8_e5m2`.
+        file: name of its file.
+        num_bytes: length of the file.
+        crc32c: CRC-32C (Castagnoli) of the whole file.
+    """
 
     group: str
-    name: str
     index: int
+    name: str
     shape: tuple[int, ...]
     dtype: str
     file: str
     num_bytes: int
     crc32c: int
 
+    @property
+    def data_bytes(self) -> int:
+        """Return the length of the numbers alone, without the header of the file."""
+        return math.prod(self.shape) * dtype_of(self.dtype).itemsize
 
-# --- arrays ---------------------------------------------------------------------------------
+
+# --- writing --------------------------------------------------------------------------------
 
 
-def write_array(folder: Path, number: int, group: str, name: str, value: Any) -> ArrayRecord:
-    """Stream one array into a `.npy` file of its own and flush it to the disk.
-
-    The file is called by a number of ours, since variable names may hold anything. Arrays that are
-    not C-contiguous are written in C order, copied piece by piece.
-
-    Args:
-        folder: the unfinished checkpoint.
-        number: position among all arrays of this checkpoint.
-        group: name of the list the array belongs to.
-        name: name of the array within its group.
-        value: a NumPy array or scalar of booleans, numbers, bfloat16 or float8.
+def as_storable(value: Any, where: str) -> np.ndarray:
+    """Return the array whose bytes represent a value on disk; a view, never a copy.
 
     Raises:
         CheckpointError: the value is no array, or of a type that cannot be stored.
-        OSError: the disk refuses.
-
-    Cost: memory for one piece of 16 MiB at most, whatever the size of the array.
     """
-    array = _as_plain_array(value, f"save: array {group}/{name}")
-    file_name = f"array-{number:05d}.npy"
-    header = _npy_header(array)
-    num_bytes, crc = len(header), google_crc32c.value(header)
-    with open(folder / file_name, "xb") as file:
-        file.write(header)
-        for piece in _pieces(array):
-            file.write(piece.data)
-            crc = google_crc32c.extend(crc, piece)
-            num_bytes += piece.nbytes
-        flush_to_disk(file)
-    return ArrayRecord(
-        group, name, number, tuple(array.shape), _type_name(value.dtype), file_name, num_bytes, crc
-    )
-
-
-def read_array(folder: Path, record: ArrayRecord) -> np.ndarray:
-    """Return one saved array after checking its bytes against the manifest.
-
-    Raises:
-        DamageError: size, header or checksum differ from the manifest.
-        OSError: the file cannot be read.
-
-    Cost: memory for the array itself.
-    """
-    dtype = dtype_of(record.dtype)
-    stored = np.dtype(_STORED_AS.get(record.dtype, dtype))
-    flat = np.empty(int(np.prod(record.shape, dtype=np.int64)), dtype=stored)
-    header = _npy_header(np.broadcast_to(np.empty((), stored), record.shape))
-    data = flat.view(np.uint8)
-    crc = google_crc32c.value(header)
-    with open(folder / record.file, "rb") as file:
-        if file.read(len(header)) != header or len(header) + data.nbytes != record.num_bytes:
-            raise DamageError(f"{record.file}: its header does not say what the manifest says")
-        for start in range(0, data.nbytes, _PIECE_BYTES):
-            piece = data[start : start + _PIECE_BYTES]
-            if _read_into(file, piece) != piece.nbytes:
-                raise DamageError(f"{record.file}: cut short")
-            crc = google_crc32c.extend(crc, piece)
-    if crc != record.crc32c:
-        raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
-    return flat.view(dtype).reshape(record.shape)
-
-
-def read_pieces(folder: Path, record: ArrayRecord) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (first row, rows) of one saved array in order; the rows are overwritten by the next.
-
-    Raises:
-        DamageError: the file is cut short, or (after the last piece) its checksum differs.
-        OSError: the file cannot be read.
-
-    Cost: memory for one piece.
-    """
-    dtype = dtype_of(record.dtype)
-    stored = np.dtype(_STORED_AS.get(record.dtype, dtype))
-    shape = record.shape or (1,)
-    header = _npy_header(np.broadcast_to(np.empty((), stored), record.shape))
-    row_bytes = stored.itemsize * math.prod(shape[1:])
-    num_rows = min(shape[0], max(_PIECE_BYTES // max(row_bytes, 1), 1))
-    buffer = np.empty((num_rows, *shape[1:]), dtype=stored)
-    data = buffer.reshape(-1).view(np.uint8)
-    crc = google_crc32c.value(header)
-    with open(folder / record.file, "rb") as file:
-        if file.read(len(header)) != header:
-            raise DamageError(f"{record.file}: its header does not say what the manifest says")
-        for first in range(0, shape[0], max(num_rows, 1)):
-            count = min(num_rows, shape[0] - first)
-            piece = data[: count * row_bytes]
-            if _read_into(file, piece) != piece.nbytes:
-                raise DamageError(f"{record.file}: cut short")
-            crc = google_crc32c.extend(crc, piece)
-            yield first, buffer[:count].view(dtype)
-    if crc != record.crc32c:
-        raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
-
-
-def check_file(folder: Path, record: ArrayRecord) -> None:
-    """Read a file once and compare its size and checksum with the manifest.
-
-    Raises:
-        DamageError: they differ.
-        OSError: the file cannot be read.
-    """
-    crc, num_bytes = 0, 0
-    buffer = np.empty(min(_PIECE_BYTES, record.num_bytes + 1), dtype=np.uint8)
-    with open(folder / record.file, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != record.num_bytes:
-            raise DamageError(f"{record.file}: {size} bytes, the manifest {record.num_bytes}")
-        while num_read := _read_into(file, buffer):
-            crc = google_crc32c.extend(crc, buffer[:num_read])
-            num_bytes += num_read
-    if num_bytes != record.num_bytes or crc != record.crc32c:
-        raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
-
-
-def _read_into(file: io.BufferedReader, piece: np.ndarray) -> int:
-    return file.readinto(piece.data) or 0
-
-
-def _as_plain_array(value: Any, where: str) -> np.ndarray:
     if not isinstance(value, (np.ndarray, np.generic)):
         raise CheckpointError(
             f"{where}: the value must be a NumPy array. Got {type(value).__name__}. "
@@ -183,25 +91,47 @@ def _as_plain_array(value: Any, where: str) -> np.ndarray:
     return array
 
 
-def _type_name(dtype: np.dtype) -> str:
-    return dtype.name if dtype.name in _STORED_AS else dtype.str
+def write_array(file: BinaryIO, array: np.ndarray) -> tuple[int, int]:
+    """Stream an array into a file in `.npy` form; return the length and checksum of the file.
 
+    Arrays that are not C-contiguous are written in C order, copied piece by piece.
 
-def dtype_of(name: str) -> np.dtype:
-    """Return the NumPy type of a name in the manifest."""
-    if name not in _STORED_AS:
-        return np.dtype(name)
-    import ml_dtypes  # only for the few types that NumPy lacks
+    Raises:
+        OSError: the disk refuses.
 
-    return np.dtype(getattr(ml_dtypes, name))
-
-
-def _npy_header(array: np.ndarray) -> bytes:
+    Cost: no copy of a C-contiguous array; else one piece of 16 MiB, whatever the array's size.
+    """
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape}
     )
-    return header.getvalue()
+    text = header.getvalue()
+    num_bytes, crc = len(text), google_crc32c.value(text)
+    file.write(text)
+    for piece in _pieces(array):
+        file.write(piece.data)
+        crc = google_crc32c.extend(crc, piece)
+        num_bytes += piece.nbytes
+    return num_bytes, crc
+
+
+def type_name(dtype: np.dtype) -> str:
+    """Return the name of a NumPy type in the manifest."""
+    return dtype.name if dtype.name in _STORED_AS else dtype.str
+
+
+def is_type_name(name: object) -> bool:
+    """Return whether a name in a manifest is one that `type_name` gives."""
+    if not isinstance(name, str):
+        return False
+    return name in _STORED_AS or (
+        _PLAIN_TYPE.fullmatch(name) is not None and np.dtype(name).str == name
+    )
+
+
+def dtype_of(name: str) -> np.dtype:
+    """Return the NumPy type of a name in the manifest."""
+    return np.dtype(getattr(ml_dtypes, name) if name in _STORED_AS else name)
 
 
 def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
@@ -218,13 +148,109 @@ def _pieces(array: np.ndarray) -> Iterator[np.ndarray]:
         yield np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
 
 
+# --- reading --------------------------------------------------------------------------------
+
+
+def read_array(medium: Medium, folder: str, record: ArrayRecord) -> np.ndarray:
+    """Return one saved array after checking its bytes against the manifest.
+
+    Raises:
+        DamageError: size, header or checksum differ from the manifest.
+        OSError: the file cannot be read.
+
+    Cost: memory for the array itself.
+    """
+    stored = _stored_type(record)
+    flat = np.empty(math.prod(record.shape), dtype=stored)
+    data = flat.view(np.uint8)
+    with medium.open(folder, record.file) as file:
+        crc = _read_header(file, record)
+        for start in range(0, data.nbytes, _PIECE_BYTES):
+            crc = _read_piece(file, data[start : start + _PIECE_BYTES], crc, record)
+    _compare(crc, record)
+    return flat.view(dtype_of(record.dtype)).reshape(record.shape)
+
+
+def read_pieces(
+    medium: Medium, folder: str, record: ArrayRecord
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (first row, rows) of one saved array in order; the rows are overwritten by the next.
+
+    Raises:
+        DamageError: the file is cut short, or (after the last piece) its checksum differs.
+        OSError: the file cannot be read.
+
+    Cost: memory for one piece, or for one row where a row is longer.
+    """
+    stored = _stored_type(record)
+    shape = record.shape or (1,)
+    row_bytes = stored.itemsize * math.prod(shape[1:])
+    num_rows = max(min(shape[0], _PIECE_BYTES // max(row_bytes, 1)), 1)
+    with medium.open(folder, record.file) as file:
+        crc = _read_header(file, record)
+        buffer = np.empty((num_rows if shape[0] else 0, *shape[1:]), dtype=stored)
+        data = buffer.reshape(-1).view(np.uint8)
+        for first in range(0, shape[0], num_rows):
+            count = min(num_rows, shape[0] - first)
+            crc = _read_piece(file, data[: count * row_bytes], crc, record)
+            yield first, buffer[:count].view(dtype_of(record.dtype))
+    _compare(crc, record)
+
+
+def check_file(medium: Medium, folder: str, record: ArrayRecord) -> None:
+    """Read a file once and compare its size, header and checksum with the manifest.
+
+    Raises:
+        DamageError: they differ.
+        OSError: the file cannot be read.
+
+    Cost: one read of the file, 16 MiB of memory.
+    """
+    size = medium.size(folder, record.file)
+    if size != record.num_bytes:
+        raise DamageError(f"{record.file}: {size} bytes, the manifest {record.num_bytes}")
+    left = record.data_bytes
+    buffer = np.empty(min(_PIECE_BYTES, left), dtype=np.uint8)
+    with medium.open(folder, record.file) as file:
+        crc = _read_header(file, record)
+        while left:
+            piece = buffer[: min(left, buffer.nbytes)]
+            crc = _read_piece(file, piece, crc, record)
+            left -= piece.nbytes
+    _compare(crc, record)
+
+
+def _stored_type(record: ArrayRecord) -> np.dtype:
+    return np.dtype(_STORED_AS.get(record.dtype, record.dtype))
+
+
+def _read_header(file: BinaryIO, record: ArrayRecord) -> int:
+    """Read the header of a file and return its checksum."""
+    num_bytes = record.num_bytes - record.data_bytes
+    header = file.read(num_bytes)
+    descr = _stored_type(record).str
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {record.shape!r}, }}"
+    start = b"\x93NUMPY\x01\x00" + (num_bytes - 10).to_bytes(2, "little") + text.encode()
+    # How much padding follows depends on NumPy's version; the checksum covers it. NumPy's own
+    # parser is not asked: it can fail in many ways on what is no header.
+    if len(header) != num_bytes or header.rstrip(b" \n") != start:
+        raise DamageError(f"{record.file}: its header does not say what the manifest says")
+    return google_crc32c.value(header)
+
+
+def _read_piece(file: BinaryIO, piece: np.ndarray, crc: int, record: ArrayRecord) -> int:
+    """Fill a piece from a file and return the checksum that it brings."""
+    if (file.readinto(piece.data) or 0) != piece.nbytes:  # type: ignore[attr-defined]
+        raise DamageError(f"{record.file}: cut short")
+    return google_crc32c.extend(crc, piece)
+
+
+def _compare(crc: int, record: ArrayRecord) -> None:
+    if crc != record.crc32c:
+        raise DamageError(f"{record.file}: checksum {crc:08x}, the manifest {record.crc32c:08x}")
+
+
 # --- disk -----------------------------------------------------------------------------------
-
-
-def flush_to_disk(file: BinaryIO) -> None:
-    """Make what was written survive a power cut."""
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def flush_folder(folder: Path) -> None:

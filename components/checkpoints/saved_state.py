@@ -1,33 +1,42 @@
-"""Write, verify and open one checkpoint folder: a hashed manifest over the files of its arrays."""
+"""Write, verify and open one checkpoint folder: a hashed manifest over the files of its arrays.
+
+The format is described in `manifest.py`, and in FORMAT.md for people who read it without rowstep.
+"""
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
+import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rowstep import __version__
+from rowstep.components.checkpoints import messages
 from rowstep.components.checkpoints.array_files import (
-    FILE_NAME,
     ArrayRecord,
     CheckpointError,
     DamageError,
+    ReadError,
+    as_storable,
     check_file,
     dtype_of,
-    flush_folder,
-    flush_to_disk,
     read_array,
     read_pieces,
+    type_name,
     write_array,
 )
+from rowstep.components.checkpoints.manifest import MANIFEST, Manifest
+from rowstep.components.checkpoints.medium import Draft, Medium
+from rowstep.components.checkpoints.retention import parse_folder
 
-FORMAT = 1
-MANIFEST = "MANIFEST.json"
+Groups = Mapping[str, Iterable[tuple[str, np.ndarray]]]
 
 
 @dataclass(frozen=True)
@@ -35,18 +44,59 @@ class SavedState:
     """Give access to one verified checkpoint; arrays are read when asked for, one at a time.
 
     Args:
-        path: the folder of the checkpoint.
-        step: the training step it was saved at.
-        meta: what the saver put beside the arrays.
-        groups: names of the saved groups, empty ones among them.
-        records: one record per array, in saved order.
+        medium: the disk or the object store.
+        folder: the name of the checkpoint's folder there.
+        manifest: what it holds.
     """
 
-    path: Path
-    step: int
-    meta: dict[str, Any]
-    groups: tuple[str, ...]
-    records: tuple[ArrayRecord, ...]
+    medium: Medium
+    folder: str
+    manifest: Manifest
+
+    @property
+    def where(self) -> str:
+        """Return the path or URL of the checkpoint."""
+        return f"{self.medium.where}/{self.folder}"
+
+    @property
+    def path(self) -> Path | None:
+        """Return the folder, or None on an object store."""
+        return Path(self.where) if self.medium.is_local else None
+
+    @property
+    def step(self) -> int:
+        """Return the training step it was saved at."""
+        return self.manifest.step
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """Return what the saver put beside the arrays."""
+        return self.manifest.meta
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured at this step."""
+        return self.manifest.metrics
+
+    @property
+    def training_seconds(self) -> float:
+        """Return the time spent training up to this step, in all attempts together."""
+        return self.manifest.training_seconds
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Return the names of the saved groups, empty ones among them."""
+        return self.manifest.groups
+
+    @property
+    def records(self) -> tuple[ArrayRecord, ...]:
+        """Return one record for each array, in saved order."""
+        return self.manifest.records
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the length of all files, without the manifest."""
+        return self.manifest.num_bytes
 
     def names(self, group: str) -> list[str]:
         """Return the names of a group's arrays in saved order.
@@ -64,7 +114,8 @@ class SavedState:
 
         Cost: memory for one array at a time.
         """
-        return self._read(self._of(group))
+        sources = self.sources(group)
+        return ((name, source.read()) for name, source in sources.items())
 
     def sources(self, group: str) -> dict[str, SavedArray]:
         """Return a group's arrays by name, in saved order, without reading them.
@@ -74,21 +125,10 @@ class SavedState:
         """
         return {record.name: SavedArray(self, record) for record in self._of(group)}
 
-    def _read(self, records: list[ArrayRecord]) -> Iterator[tuple[str, np.ndarray]]:
-        for record in records:
-            try:
-                array = read_array(self.path, record)
-            except (DamageError, OSError) as error:
-                raise CheckpointError(
-                    f"{self.path}: files must not change after they were verified. Got {error}. "
-                    "Ask the store for its latest checkpoint again."
-                ) from error
-            yield record.name, array
-
     def _of(self, group: str) -> list[ArrayRecord]:
         if group not in self.groups:
             raise CheckpointError(
-                f"{self.path}: the group must have been saved. Got {group!r}. "
+                f"{self.where}: the group must have been saved. Got {group!r}. "
                 f"Saved: {', '.join(self.groups) or 'none'}. Ask for one of them."
             )
         return [record for record in self.records if record.group == group]
@@ -112,8 +152,15 @@ class SavedArray:
         return dtype_of(self.record.dtype)
 
     def read(self) -> np.ndarray:
-        """Return the whole array; its bytes are checked again. Cost: memory for the array."""
-        return read_array(self.state.path, self.record)
+        """Return the whole array; its bytes are checked again.
+
+        Raises:
+            CheckpointError: the bytes changed since they were verified.
+
+        Cost: memory for the array.
+        """
+        with self._unchanged():
+            return read_array(self.state.medium, self.state.folder, self.record)
 
     def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (first row, rows) in order; use the rows before asking for the next ones.
@@ -121,52 +168,90 @@ class SavedArray:
         An array without axes is yielded as one row of shape [1].
 
         Raises:
-            CheckpointError: the bytes changed since they were verified.
+            CheckpointError: the bytes changed since they were verified; known after the last piece.
 
         Cost: memory for one piece of 16 MiB, or of one row where a row is longer.
         """
-        return read_pieces(self.state.path, self.record)
+        pieces = read_pieces(self.state.medium, self.state.folder, self.record)
+        while True:
+            with self._unchanged():
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield piece
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        try:
+            yield
+        except (DamageError, OSError) as error:
+            raise CheckpointError(
+                f"{self.state.where}: files must not change after they were verified. "
+                f"Got {error}. Ask the store for its latest checkpoint again."
+            ) from error
 
 
-def write_state(
-    folder: Path,
-    step: int,
-    groups: Mapping[str, Iterable[tuple[str, np.ndarray]]],
-    meta: Mapping[str, Any],
-) -> None:
+def write_state(draft: Draft, groups: Groups, manifest: Manifest) -> None:
     """Write all arrays into an empty folder, and the manifest last.
+
+    Args:
+        draft: the folder.
+        groups: group name to (name, array) pairs, taken one at a time.
+        manifest: what else to say; its groups, records, date and writer are filled in here.
 
     Raises:
         CheckpointError: two arrays of a group share a name, or one cannot be stored.
         OSError: the disk refuses.
     """
     records: list[ArrayRecord] = []
-    seen: set[tuple[str, str]] = set()
     for group, pairs in groups.items():
+        names: set[str] = set()
         for name, value in pairs:
-            if (group, name) in seen:
+            if name in names:
                 raise CheckpointError(
                     f"save: names must be distinct within a group. Got {name!r} twice in "
                     f"{group!r}. Rename one of them."
                 )
-            seen.add((group, name))
-            records.append(write_array(folder, len(records), group, name, value))
-    document = {
-        "format": FORMAT,
-        "kind": "full",
-        "step": step,
-        "groups": list(groups),
-        "meta": dict(meta),
-        "arrays": [asdict(record) for record in records],
-    }
-    text = json.dumps(document, indent=1, allow_nan=False).encode() + b"\n"
-    with open(folder / MANIFEST, "xb") as file:
-        file.write(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
-        flush_to_disk(file)
-    flush_folder(folder)
+            array = as_storable(value, f"save: array {group}/{name}")
+            # Numbered by us, since the names of variables may hold anything.
+            file_name = f"array-{len(records):05d}.npy"
+            with draft.create(file_name) as file:
+                written = write_array(file, array)
+            dtype = type_name(value.dtype)
+            records.append(
+                ArrayRecord(group, len(names), name, array.shape, dtype, file_name, *written)
+            )
+            names.add(name)
+    complete = replace(
+        manifest,
+        groups=tuple(groups),
+        records=tuple(records),
+        saved_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        writer={"pid": os.getpid(), "host": socket.gethostname(), "rowstep": __version__},
+    )
+    with draft.create(MANIFEST) as file:
+        file.write(complete.to_bytes())
 
 
-def open_verified(folder: Path) -> SavedState:
+def read_manifest(medium: Medium, folder: str) -> Manifest:
+    """Return the manifest of a checkpoint without looking at its arrays.
+
+    Raises:
+        DamageError: it is missing, or is not what was saved.
+        CheckpointError: a newer rowstep wrote it, or this user may not read it.
+    """
+    with _judged(f"{medium.where}/{folder}"):
+        medium.size(folder, MANIFEST)
+        with medium.open(folder, MANIFEST) as file:
+            data = file.read()
+    manifest = Manifest.from_bytes(data, f"{medium.where}/{folder}")
+    named = parse_folder(folder)
+    if named is not None and named[0] != manifest.step:
+        raise DamageError(f"{MANIFEST}: it is of step {manifest.step}")
+    return manifest
+
+
+def open_verified(medium: Medium, folder: str) -> SavedState:
     """Return the checkpoint in a folder after reading every byte of it.
 
     Raises:
@@ -175,41 +260,21 @@ def open_verified(folder: Path) -> SavedState:
 
     Cost: one read of all files, 16 MiB of memory.
     """
+    manifest = read_manifest(medium, folder)
+    with _judged(f"{medium.where}/{folder}"):
+        for record in manifest.records:
+            check_file(medium, folder, record)
+    return SavedState(medium, folder, manifest)
+
+
+@contextmanager
+def _judged(where: str) -> Iterator[None]:
     try:
-        state = _read_manifest(folder)
-        for record in state.records:
-            check_file(folder, record)
+        yield
     except OSError as error:
         # A lost file or a bad sector is damage. Missing permissions are for a human to lift.
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO):
+        if error.errno == errno.EIO:
+            raise ReadError(str(error)) from error
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
             raise DamageError(str(error)) from error
-        raise CheckpointError(
-            f"{folder}: the checkpoint must be readable. Got {error}. "
-            "Give this user the right to read it."
-        ) from error
-    return state
-
-
-def _read_manifest(folder: Path) -> SavedState:
-    digest, _, text = (folder / MANIFEST).read_bytes().partition(b"\n")
-    if hashlib.sha256(text).hexdigest().encode() != digest:
-        raise DamageError(f"{MANIFEST}: its hash does not match its text")
-    try:
-        body = json.loads(text)
-        if body["format"] == FORMAT and body["kind"] == "full":
-            records = tuple(_record_from(fields) for fields in body["arrays"])
-            return SavedState(folder, body["step"], body["meta"], tuple(body["groups"]), records)
-        got = f"format {body['format']!r}, kind {body['kind']!r}"
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamageError(f"{MANIFEST}: it is no manifest of a checkpoint ({error!r})") from error
-    raise CheckpointError(
-        f"{folder}: the checkpoint must have format {FORMAT}, kind 'full'. Got {got}. "
-        "A newer rowstep wrote it: update rowstep, or use another checkpoint folder."
-    )
-
-
-def _record_from(fields: dict[str, Any]) -> ArrayRecord:
-    record = ArrayRecord(**{**fields, "shape": tuple(fields["shape"])})
-    if not FILE_NAME.fullmatch(record.file):
-        raise ValueError(f"a file outside of the checkpoint: {record.file!r}")
-    return record
+        raise messages.unreadable(where, error) from error

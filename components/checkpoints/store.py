@@ -1,258 +1,258 @@
 """Keep checkpoints that survive `kill -9`, power cuts and flipped bits, and say which are good.
 
-    <root>/LOCK                          one writer at a time
-    <root>/step-000000001234/            a committed checkpoint
-        MANIFEST.json                    line 1: SHA-256 of the rest; then JSON
-        array-00000.npy ...              one file per array, named by number
-    <root>/step-000000001234.1/          the same step, saved again; the higher number counts
-    <root>/corrupt-000000001234-<ns>/    moved aside because its bytes are not what was written
-    <root>/.tmp-<...>/                   unfinished or condemned; removed by the lock's owner
-
-A folder gets its `step-` name by one rename, after every byte and the manifest are on the disk.
+What counts, what is damaged and what is kept is decided here, alike for local disks
+(`local_disk.py`) and object stores (`object_store.py`). A committed folder is called
+`step-000000001234`; the same step, saved again, `step-000000001234.1`, and the higher number
+counts. `corrupt-000000001234-1` was moved aside because its bytes are not what was saved.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import re
-import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-import numpy as np
+from rowstep.components.checkpoints import messages
+from rowstep.components.checkpoints.array_files import CheckpointError, DamageError, ReadError
+from rowstep.components.checkpoints.catalog import Catalog
+from rowstep.components.checkpoints.manifest import Manifest, checked_meta, checked_metrics
+from rowstep.components.checkpoints.places import medium_at
+from rowstep.components.checkpoints.retention import Entry, Retention, folder_name, with_reasons
+from rowstep.components.checkpoints.saved_state import (
+    Groups,
+    SavedState,
+    open_verified,
+    write_state,
+)
+from rowstep.components.locks import LockHeldError
 
-from rowstep.components.checkpoints.array_files import CheckpointError, DamageError, flush_folder
-from rowstep.components.checkpoints.saved_state import SavedState, open_verified, write_state
-from rowstep.components.locks import LockHeldError, exclusive_lock
-
-__all__ = ["CheckpointError", "CheckpointStore", "SavedState"]
-
-_STEP_FOLDER = re.compile(r"step-(\d{12,})(?:\.(\d+))?")
+_KEEP_THREE = Retention()
 _NUM_CORRUPT_KEPT = 2
 
 
-class _Committed(NamedTuple):
-    step: int
-    revision: int
-    path: Path
-
-
 class CheckpointStore:
-    """Save and find checkpoints in one folder.
+    """Save and find checkpoints in one folder, or below one URL.
 
-    Several processes may read; one may write, and only while it holds `lock()`.
+    Several processes may read; one may write, and only while it holds `lock()`. A forked copy of
+    the owner may save in its place, one save at a time.
 
     Args:
-        root: the folder, created when missing. An unwritable one is refused here, not at the
-            first save.
-        keep_last: committed checkpoints to keep; two at least, to survive a damaged one.
+        root: a folder, or the URL of an object store. Nothing is touched before it is used.
+        retention: which committed checkpoints to keep.
+        storage_options: what fsspec needs for the URL, such as credentials.
 
     Raises:
-        CheckpointError: the folder cannot be written, or `keep_last` is below 1.
+        CheckpointError: the URL cannot be used.
     """
 
-    def __init__(self, root: Path, *, keep_last: int = 3) -> None:
-        if keep_last < 1:
-            raise CheckpointError(
-                f"checkpoints: keep_last must be at least 1. Got {keep_last}. Use 2 or more."
-            )
-        self.root = Path(root)
-        self.keep_last = keep_last
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        retention: Retention = _KEEP_THREE,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.medium = medium_at(root, storage_options)
+        self.where = self.medium.where
+        self.is_local = self.medium.is_local
+        self.retention = retention
         self.problems: list[str] = []
+        self.trusted: str | None = None
+        """Folder of the newest checkpoint known to be good. A forked copy that saved may hand it
+        back, so that it is not read again."""
+        self._catalog = Catalog(self.medium)
         self._locked = False
-        self._trusted: Path | None = None
-        self._serial = itertools.count()
-        self._probe()
+        self._opened_at = 0.0
+        self._seconds_before = 0.0
 
     @contextmanager
     def lock(self, wait_seconds: float = 0.0) -> Iterator[None]:
         """Be the only writer for the length of a `with` block, and clear what a dead one left.
 
+        The root is made when it is missing; one that cannot be written is refused here, not at
+        the first save.
+
         Args:
             wait_seconds: how long to wait for a writer that was killed and is still going away.
 
         Raises:
-            CheckpointError: another writer holds the lock; the message names its process and host.
+            CheckpointError: another writer holds the lock (the message names its process and
+                host), or the root cannot be written.
         """
-        try:
-            with exclusive_lock(self.root / "LOCK", wait_seconds):
-                self._locked = True
-                try:
-                    self._remove_leftovers()
-                    yield
-                finally:
-                    self._locked = False
-        except LockHeldError as error:
-            raise CheckpointError(
-                f"{self.root}: only one run may write checkpoints here. Got a second one; the "
-                f"first is {error.holder}. Wait for it to end, stop it, or use another folder."
-            ) from None
+        with ExitStack() as stack:
+            try:
+                self.medium.probe()
+                stack.enter_context(self.medium.lock(wait_seconds))
+            except LockHeldError as error:
+                raise messages.second_writer(self.where, error.holder) from None
+            except OSError as error:
+                raise messages.unwritable(self.where, error) from error
+            self._locked = True
+            stack.callback(setattr, self, "_locked", False)
+            self._remove_leftovers()
+            newest = self._catalog.newest()
+            self._seconds_before = newest.training_seconds if newest else 0.0
+            self._opened_at = time.monotonic()
+            yield
 
     def save(
         self,
         step: int,
-        groups: Mapping[str, Iterable[tuple[str, np.ndarray]]],
+        groups: Groups,
         meta: Mapping[str, Any],
-    ) -> Path:
-        """Commit one checkpoint: afterwards it is on the disk as a whole, or not there at all.
+        metrics: Mapping[str, float] | None = None,
+    ) -> str:
+        """Commit one checkpoint: afterwards it is there as a whole, or not at all.
 
         A step that was saved before is saved beside the old one, which goes only after the commit.
-        Checkpoints beyond `keep_last` are deleted, never the newest one known to be good.
+        Then checkpoints that no rule keeps are deleted, never the newest one known to be good.
 
         Args:
             step: the training step, 0 or more, and not below the newest saved one.
             groups: group name to (name, array) pairs. Arrays are taken one at a time, so a
                 generator keeps the memory at one array.
             meta: anything that JSON gives back unchanged.
+            metrics: what was measured at this step, for `Best`; lower is better.
 
         Returns:
-            The folder of the committed checkpoint.
+            Where the checkpoint lies.
 
         Raises:
-            CheckpointError: the lock is not held, an argument does not fit, or the disk refuses;
-                earlier checkpoints are then untouched.
+            CheckpointError: the lock is not held or was lost, an argument does not fit, or the
+                disk refuses; earlier checkpoints are then untouched.
 
         Cost: one pass over the bytes, and about one more every `keep_last` saves to verify.
         """
-        self._check_arguments(step, meta)
-        unfinished = self._new_folder_name(f"save-{step:012d}")
+        if not self._locked:
+            raise messages.not_locked(self.where)
+        manifest = Manifest(
+            step=step,
+            meta=checked_meta(meta, f"{self.where}: save"),
+            metrics=checked_metrics(metrics or {}, f"{self.where}: save"),
+            training_seconds=self._seconds_before + time.monotonic() - self._opened_at,
+        )
+        name = self._next_name(step)
+        self._remove_leftovers()
+        draft = None
         try:
-            unfinished.mkdir()
-            write_state(unfinished, step, groups, meta)
-            committed = self._next_folder(step)
-            unfinished.rename(committed)
-            flush_folder(self.root)
+            draft = self.medium.begin(name)
+            write_state(draft, groups, manifest)
+            draft.commit()
         except BaseException as error:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            if draft is not None:
+                draft.abandon()
             if not isinstance(error, OSError):
                 raise
-            raise CheckpointError(
-                f"{self.root}: the checkpoint of step {step} must fit on the disk. Got {error}. "
-                "Earlier checkpoints are untouched. Make room, then resume."
-            ) from error
-        try:
-            self._prune()
-        except OSError as error:  # the new checkpoint is safe: old ones too many harm nobody yet
-            self.problems.append(f"{self.root}: old checkpoints could not be deleted ({error})")
-        return committed
+            raise messages.not_saved(self.where, step, error) from error
+        self._prune()
+        return f"{self.where}/{name}"
 
-    def latest(self) -> SavedState | None:
+    def latest(self, *, or_refuse: bool = False) -> SavedState | None:
         """Return the newest checkpoint whose every byte verifies, or None when there is none.
 
         Damaged ones are named in `problems` and, while the lock is held, moved aside as
         `corrupt-*`; without the lock they stay where they are and are passed over.
 
+        Args:
+            or_refuse: whether to raise instead of returning None where there were checkpoints,
+                now or in an earlier attempt, and none of them is good.
+
         Raises:
-            CheckpointError: the newest was written by a newer rowstep, or may not be read.
+            CheckpointError: the newest was written by a newer rowstep, or may not be read; or
+                nothing good is left, with `or_refuse`.
 
         Cost: one read of the checkpoint's bytes.
         """
-        for _, _, folder in reversed(self._committed()):
-            try:
-                state = open_verified(folder)
-            except DamageError as error:
-                self._set_aside(folder, error)
-                continue
-            self._trusted = folder
-            return state
+        told: list[str] = []
+        vanished = True
+        while vanished:  # a writer's retention may take away under a reader all that it had seen
+            vanished = False
+            for folder in reversed(self._catalog.committed()):
+                try:
+                    state = self._verified(folder.name)
+                except DamageError as error:
+                    if self._catalog.has(folder.name):
+                        told.append(self._set_aside(folder.name, str(error)))
+                    else:
+                        vanished = True
+                    continue
+                self.trusted = folder.name
+                return state
+        if or_refuse:
+            earlier = [name for name in self._catalog.corrupt() if name not in str(told)]
+            told += [f"{name}: moved aside earlier" for name in earlier]
+            if told:
+                raise messages.nothing_good(self.where, told)
         return None
 
     def steps(self) -> list[int]:
         """Return the steps of committed checkpoints, oldest first, without reading their files."""
-        return sorted({committed.step for committed in self._committed()})
+        return sorted({folder.step for folder in self._catalog.committed()})
 
-    def _probe(self) -> None:
-        probe = self._new_folder_name("probe")
+    def entries(self) -> list[Entry]:
+        """Describe all committed checkpoints, oldest first; reads manifests only."""
+        return with_reasons(self._catalog.entries(), self.retention)
+
+    def _verified(self, name: str) -> SavedState:
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
-            probe.mkdir()
-            (probe / "probe").write_bytes(b"rowstep")
-            shutil.rmtree(probe)
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.root}: the checkpoint folder must be writable. Got {error}. "
-                "Choose another folder, or give this user the right to write there."
-            ) from error
+            return open_verified(self.medium, name)
+        except ReadError:
+            return open_verified(self.medium, name)
 
-    def _check_arguments(self, step: int, meta: Mapping[str, Any]) -> None:
-        where = f"{self.root}: save"
-        if not self._locked:
-            raise CheckpointError(
-                f"{where}: the writer must hold the lock. Got a save without it. "
-                "Save inside 'with store.lock():'."
-            )
-        newest = max(self.steps(), default=0)
+    def _next_name(self, step: int) -> str:
+        committed = self._catalog.committed()
+        newest = committed[-1].step if committed else 0
         if isinstance(step, bool) or not isinstance(step, int) or step < newest:
-            raise CheckpointError(
-                f"{where}: the step must be an integer that is not below the newest saved one. "
-                f"Got {step!r}. Allowed: {newest} or more. Resume from the latest checkpoint, or "
-                "use another folder."
-            )
-        try:
-            same = json.loads(json.dumps(dict(meta), allow_nan=False)) == meta
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{where}: meta must be plain JSON. Got {error}. Use None for a missing number, "
-                "and int(), float() or list() for NumPy values."
-            ) from error
-        if not same:
-            raise CheckpointError(
-                f"{where}: meta must come back from JSON unchanged. Got a tuple or a key that is "
-                "no string. Use lists and string keys."
-            )
-
-    def _committed(self) -> list[_Committed]:
-        """List committed checkpoints from the oldest step and revision to the newest."""
-        found = []
-        for path in self.root.iterdir():
-            if match := _STEP_FOLDER.fullmatch(path.name):
-                found.append(_Committed(int(match[1]), int(match[2] or 0), path))
-        return sorted(found)
-
-    def _next_folder(self, step: int) -> Path:
-        taken = [committed.revision for committed in self._committed() if committed.step == step]
-        name = f"step-{step:012d}"
-        return self.root / (f"{name}.{max(taken) + 1}" if taken else name)
-
-    def _set_aside(self, folder: Path, reason: DamageError) -> None:
-        if not folder.exists():
-            return  # a writer's retention took it away under a reader without the lock
-        told = f"{folder.name}: passed over, its bytes are not what was saved ({reason})"
-        if self._locked:
-            number = folder.name.removeprefix("step-")
-            aside = folder.rename(self.root / f"corrupt-{number}-{time.time_ns()}")
-            told += f"; kept as {aside.name}"
-        self.problems.append(told)
+            raise messages.wrong_step(self.where, step, newest)
+        taken = [folder.revision for folder in committed if folder.step == step]
+        return folder_name(step, self.medium.next_revision(taken))
 
     def _prune(self) -> None:
-        """Delete what `keep_last` no longer covers, once a checkpoint that stays has verified."""
-        kept, condemned = self._divide()
-        if condemned and self._trusted not in kept:
-            self.latest()
-            kept, condemned = self._divide()
-            if self._trusted not in kept:
-                return
-        corrupt = sorted(self.root.glob("corrupt-*"), key=lambda path: path.name.rpartition("-")[2])
-        for folder in condemned + corrupt[:-_NUM_CORRUPT_KEPT]:
-            # The rename makes it vanish at once: a reader never meets half a checkpoint.
-            doomed = folder.rename(self._new_folder_name("delete"))
-            shutil.rmtree(doomed, ignore_errors=True)
+        """Delete what no rule keeps, once one of the newest has verified; raise nothing."""
+        try:
+            entries = self.entries()
+            for entry in entries:
+                if entry.is_damaged:
+                    self._set_aside(entry.name, str(entry.problem))
+            if not all(entry.kept_because for entry in entries) and not self._trusts(entries):
+                self.latest()
+                entries = self.entries()
+            condemned = [entry.name for entry in entries if not entry.kept_because]
+            if not self._trusts(entries):
+                condemned = []
+            for name in condemned + self._catalog.corrupt()[:-_NUM_CORRUPT_KEPT]:
+                self.medium.delete(name)
+        except (OSError, CheckpointError) as error:
+            # The new checkpoint is safe, and old ones too many harm nobody yet.
+            self._note(f"{self.where}: old checkpoints could not be deleted ({error})")
 
-    def _divide(self) -> tuple[list[Path], list[Path]]:
-        committed = self._committed()
-        newest_revisions = {entry.step: entry.path for entry in committed}
-        kept = list(newest_revisions.values())[-self.keep_last :]
-        return kept, [entry.path for entry in committed if entry.path not in kept]
+    def _trusts(self, entries: Sequence[Entry]) -> bool:
+        """Return whether one of those that are kept for being the last is known to be good."""
+        last = with_reasons(entries, Retention(keep_last=self.retention.keep_last))
+        return self.trusted in [e.name for e in last if e.kept_because and e.problem is None]
+
+    def _set_aside(self, name: str, reason: str) -> str:
+        """Report a damaged checkpoint, and move it away if that is ours to do."""
+        told = f"{name}: passed over, its bytes are not what was saved ({reason})"
+        if self._locked:
+            aside = self._catalog.aside(name)
+            try:
+                self.medium.set_aside(name, aside)
+                told += f"; kept as {aside}"
+            except OSError as error:
+                told += f"; it could not be moved aside ({error})"
+        self._note(told)
+        return told
 
     def _remove_leftovers(self) -> None:
-        for folder in self.root.glob(".tmp-*"):
-            shutil.rmtree(folder, ignore_errors=True)
+        for name in self._catalog.leftovers():
+            try:
+                self.medium.delete(name)
+            except OSError as error:
+                self._note(f"{self.where}/{name}: a leftover could not be deleted ({error})")
 
-    def _new_folder_name(self, purpose: str) -> Path:
-        unique = f"{os.getpid()}-{time.time_ns()}-{next(self._serial)}"
-        return self.root / f".tmp-{purpose}-{unique}"
+    def _note(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)

@@ -59,19 +59,19 @@ TABLE = [
     (
         "train.zebra",
         2,
-        "unknown key. Allowed here: batch_size, callbacks, epochs, seed, shuffle_buffer, "
-        "warm_start. Remove it.",
+        "unknown key. Allowed here: batch_size, callbacks, epochs, metrics, seed, shuffle_buffer, "
+        "warm_start, warm_start_optimizer. Remove it.",
     ),
     (
         "data.kind",
         "movielens",
-        "must be one of the known kinds. Got 'movielens'. Allowed: csv, movielens_100k, "
+        "must be one of the known kinds. Got 'movielens'. Allowed: csv, csv_spans, movielens_100k, "
         "synthetic. Did you mean 'movielens_100k'?",
     ),
     (
         "data.kind",
         MISSING,
-        "is required. Got nothing. Allowed: csv, movielens_100k, synthetic. Add it.",
+        "is required. Got nothing. Allowed: csv, csv_spans, movielens_100k, synthetic. Add it.",
     ),
     (
         "optimizer.schedule",

@@ -36,6 +36,9 @@ def test_pipeline_has_the_promised_components_and_writes_nothing(tmp_path: Path)
 
 
 def test_kubeflow_accepts_the_checkpoint_type(tmp_path: Path) -> None:
+    from tfx.dsl.input_resolution.strategies.latest_artifact_strategy import (
+        LatestArtifactStrategy,
+    )
     from tfx.orchestration.kubeflow.v2.kubeflow_v2_dag_runner import (
         KubeflowV2DagRunner,
         KubeflowV2DagRunnerConfig,
@@ -46,7 +49,13 @@ def test_kubeflow_accepts_the_checkpoint_type(tmp_path: Path) -> None:
         output_dir=str(tmp_path),
         output_filename="pipeline.json",
     )
-    runner.run(create_pipeline(_config(), Workspace(tmp_path, "tiny"), SOURCE))
+    pipeline = create_pipeline(
+        _config(),
+        Workspace(tmp_path, "tiny"),
+        SOURCE,
+        checkpoint_strategy=LatestArtifactStrategy,
+    )
+    runner.run(pipeline)
     compiled = json.loads((tmp_path / "pipeline.json").read_text())
     trainer = compiled["pipelineSpec"]["components"]["RecTrainer"]
     checkpoint = trainer["outputDefinitions"]["artifacts"]["checkpoint"]

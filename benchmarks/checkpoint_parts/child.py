@@ -1,0 +1,114 @@
+"""Measure one save, one restore or one save in the background, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from checkpoint_parts.machine import (
+    PeakMemory,
+    evict,
+    read_raw,
+    touch_memory,
+    write_direct,
+    write_raw,
+)
+from checkpoint_parts.systems import BACKGROUND, SYSTEMS
+from checkpoint_parts.training import Training
+
+_STEPS_BEFORE = 60
+
+
+def measure(what: str, name: str, num_bytes: int, folder: Path, *, raw_first: bool) -> str:
+    """Return the result as a line of JSON."""
+    with_raw = {"save": save, "restore": restore, "background": background}[what]
+    return json.dumps(with_raw(name, num_bytes, folder, raw_first))
+
+
+def save(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str, Any]:
+    """Save a state beside a plain write of the same bytes."""
+    training = Training(num_bytes, seed=1)
+    result: dict[str, Any] = {"digest": training.digest()}
+    result["num_bytes"] = sum(array.nbytes for array in training.arrays())
+    target = folder / "checkpoint"
+    target.mkdir()
+
+    def raw() -> None:
+        touch_memory(num_bytes * 3 // 2)
+        result["direct"] = write_direct(folder / "direct", training.arrays())
+        touch_memory(num_bytes * 3 // 2)
+        result["raw"] = write_raw(folder / "raw" / "raw", training.arrays())
+        evict(folder / "raw")
+
+    def timed() -> None:
+        touch_memory(num_bytes * 3 // 2)
+        with PeakMemory() as memory:
+            start = time.perf_counter()
+            SYSTEMS[name].save(training, target)
+            result["seconds"] = time.perf_counter() - start
+        result["extra_mib"] = memory.extra_mib
+
+    (folder / "raw").mkdir()
+    for part in (raw, timed) if raw_first else (timed, raw):
+        part()
+    return result
+
+
+def restore(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str, Any]:
+    """Restore what `save` left, into a training with other numbers, beside a plain read."""
+    training = Training(num_bytes, seed=2)
+    result: dict[str, Any] = {}
+
+    def raw() -> None:
+        evict(folder / "raw")
+        touch_memory(num_bytes * 3 // 2)
+        result["raw"] = read_raw(folder / "raw" / "raw")
+        evict(folder / "raw")
+
+    def timed() -> None:
+        evict(folder / "checkpoint")
+        touch_memory(num_bytes * 3 // 2)
+        with PeakMemory() as memory:
+            start = time.perf_counter()
+            result["parts"] = SYSTEMS[name].restore(training, folder / "checkpoint")
+            result["seconds"] = time.perf_counter() - start
+        result["extra_mib"] = memory.extra_mib
+
+    for part in (raw, timed) if raw_first else (timed, raw):
+        part()
+    result["digest"] = training.digest()
+    return result
+
+
+def background(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str, Any]:
+    """Save while steps go on, and tell what that cost them."""
+    training = Training(num_bytes, seed=1)
+    training.run(20)
+    with BACKGROUND[name].open(training, folder) as save:
+        touch_memory(num_bytes * 3 // 2)
+        usual = statistics.median(training.run(_STEPS_BEFORE))
+        during: list[float] = []
+        expected = training.digest()
+        with PeakMemory(forks=True) as memory:
+            start = time.perf_counter()
+            save.start()
+            call = time.perf_counter() - start
+            while save.busy():
+                during += training.run(1)
+            until_saved = time.perf_counter() - start
+        if save.saved() != expected:
+            raise RuntimeError(f"{name}: the state at the time of the call must be saved.")
+    slowed = sum(during) - usual * len(during)
+    return {
+        "call": call,
+        "until_saved": until_saved,
+        "stall": call + max(slowed, 0.0),
+        "longest_step": max(during, default=0.0),
+        "usual_step": usual,
+        "throughput": usual * len(during) / max(sum(during), 1e-9),
+        "extra_mib": memory.extra_mib,
+        "num_steps": len(during),
+    }

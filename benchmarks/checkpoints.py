@@ -1,0 +1,188 @@
+"""Measure saving and restoring beside the disk itself, and beside what others offer.
+
+The state is that of a LazyAdam over two tables (four fifths and one fifth of the rows, width 64)
+and a dense kernel, after real sparse steps. Each save and each restore runs in a process of its
+own, in interleaved rounds; next to it, in the same process and folder, the same bytes are written
+with a plain buffered write and fsync, or read cold. Files are evicted from the page cache before
+each read, and what was restored is compared with what was saved.
+
+    python benchmarks/checkpoints.py                            a quarter of a GiB, a few minutes
+    python benchmarks/checkpoints.py --gib 2.5 --rounds 5       needs 9 GiB of memory, 8 of disk
+    ... --orbax-python PYTHON    one that has rowstep and orbax-checkpoint; 10 GiB of memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+SYSTEMS = ("rowstep", "tensorflow", "keras", "npz")
+BACKGROUND = ("rowstep", "tensorflow")
+Results = dict[tuple[str, str], list[dict[str, Any]]]
+
+
+def run_child(
+    what: str, system: str, folder: Path, arguments: argparse.Namespace, index: int
+) -> dict[str, Any]:
+    """Run one measurement in a process of its own and return its result."""
+    python = arguments.orbax_python if system == "orbax" else sys.executable
+    command = [python, __file__, "--child", what, system, str(folder), f"--gib={arguments.gib}"]
+    done = subprocess.run(
+        [*command, *(["--raw-first"] if index % 2 == 0 else [])],
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"},
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise SystemExit(f"{what} {system}: exit code {done.returncode}\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(arguments: argparse.Namespace) -> Results:
+    """Measure all systems in turn, round after round."""
+    systems = [*SYSTEMS, *(["orbax"] if arguments.orbax_python else [])]
+    results: Results = {}
+
+    def note(what: str, system: str, folder: Path, index: int) -> dict[str, Any]:
+        result = run_child(what, system, folder, arguments, index)
+        results.setdefault((what, system), []).append(result)
+        told = {k: round(v, 3) for k, v in result.items() if isinstance(v, float)}
+        print(f"round {index + 1}: {what} {system} {told}", file=sys.stderr, flush=True)
+        return result
+
+    for index in range(arguments.rounds):
+        for system in systems[index % len(systems) :] + systems[: index % len(systems)]:
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+                saved = note("save", system, Path(name), index)
+                restored = note("restore", system, Path(name), index)
+                if restored["digest"] != saved["digest"]:
+                    raise SystemExit(f"{system}: what was restored must be what was saved.")
+        for system in BACKGROUND:
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+                note("background", system, Path(name), index)
+    return results
+
+
+def median(runs: list[dict[str, Any]], key: str) -> float:
+    """Return the median of a key over rounds."""
+    return statistics.median(run[key] for run in runs)
+
+
+def share(runs: list[dict[str, Any]]) -> float:
+    """Return the bandwidth as a share of the plain one in percent, the median over rounds."""
+    return 100 * statistics.median(run["raw"] / run["seconds"] for run in runs)
+
+
+def seconds(runs: list[dict[str, Any]]) -> str:
+    """Return the median and the best, for a table."""
+    return f"{median(runs, 'seconds'):.2f} ({min(run['seconds'] for run in runs):.2f})"
+
+
+def report(results: Results, arguments: argparse.Namespace) -> str:
+    """Return the result as Markdown."""
+    from checkpoint_parts.systems import BACKGROUND as BACKGROUND_TITLES
+    from checkpoint_parts.systems import SYSTEMS as TITLES
+
+    saves = [run for (what, _), runs in results.items() if what == "save" for run in runs]
+    reads = [run for (what, _), runs in results.items() if what == "restore" for run in runs]
+    num_bytes = saves[0]["num_bytes"]
+    lines = [*_head(saves, reads, num_bytes), ""]
+    lines += [
+        "| system | save s | of raw write | restore s | of raw cold read | extra MiB saving "
+        "| extra MiB restoring | training stands still s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (what, system), runs in results.items():
+        if what == "save":
+            back = results["restore", system]
+            lines.append(
+                f"| {TITLES[system].title} | {seconds(runs)} | {share(runs):.0f} % "
+                f"| {seconds(back)} | {share(back):.0f} % | {median(runs, 'extra_mib'):.0f} "
+                f"| {median(back, 'extra_mib'):.0f} | {median(runs, 'seconds'):.2f} |"
+            )
+    lines += [
+        "",
+        "| saving in the background | the call s | until saved s | training loses s, call included "
+        "| longest step ms (usual) | steps a second meanwhile | extra MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for (what, system), runs in results.items():
+        if what == "background":
+            usual = 1e3 * median(runs, "usual_step")
+            lines.append(
+                f"| {BACKGROUND_TITLES[system].title} | {median(runs, 'call'):.3f} "
+                f"| {median(runs, 'until_saved'):.2f} | {median(runs, 'stall'):.2f} "
+                f"| {1e3 * median(runs, 'longest_step'):.0f} ({usual:.1f}) "
+                f"| {100 * median(runs, 'throughput'):.0f} % | {median(runs, 'extra_mib'):.0f} |"
+            )
+    ours, back = results["save", "rowstep"], results["restore", "rowstep"]
+    parts = {key: statistics.median(run["parts"][key] for run in back) for key in back[0]["parts"]}
+    lines += [
+        "",
+        f"**rowstep saves at {share(ours):.0f} % of the raw write and restores at "
+        f"{share(back):.0f} % of the raw cold read, checksums included, with at most "
+        f"{max(run['extra_mib'] for run in [*ours, *back]):.0f} MiB of extra memory.** Of a "
+        f"restore, {parts['verify']:.2f} s verify every byte and {parts['load']:.2f} s load.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _head(saves: list[dict[str, Any]], reads: list[dict[str, Any]], num_bytes: int) -> list[str]:
+    direct = [run["direct"] for run in saves if run["direct"] is not None]
+    rates = f"buffered write with fsync {num_bytes / 1e9 / median(saves, 'raw'):.2f} GB/s"
+    if direct:
+        rates += f", O_DIRECT write with fsync {num_bytes / 1e9 / statistics.median(direct):.2f}"
+    rates += f", cold read {num_bytes / 1e9 / median(reads, 'raw'):.2f}"
+    return [
+        "# Saving and restoring checkpoints",
+        "",
+        f"rowstep {version('rowstep')}, TensorFlow {version('tensorflow')}, Keras "
+        f"{version('keras')}, NumPy {version('numpy')}, Python {platform.python_version()}, "
+        f"{platform.machine()} CPU, {os.cpu_count()} cores.",
+        "",
+        f"{num_bytes / 2**30:.2f} GiB of optimizer state. The disk alone, medians: {rates} GB/s. "
+        "Shares are medians of the ratio to the plain write or read in the same process. Those "
+        "who do not flush to the disk themselves are flushed, in their time. Times are medians, "
+        "the best in brackets. Memory is the rise above what the process had before.",
+    ]
+
+
+def main() -> None:
+    """Measure, print the report and write it if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gib", type=float, default=0.25, help="size of the state")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; temporary by default")
+    parser.add_argument("--orbax-python", help="a Python with rowstep and orbax-checkpoint")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--raw-first", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        from checkpoint_parts.child import measure as measure_one
+
+        what, system, folder = arguments.child
+        num_bytes = int(arguments.gib * 2**30)
+        print(measure_one(what, system, num_bytes, Path(folder), raw_first=arguments.raw_first))
+        return
+    text = report(measure(arguments), arguments)
+    command = f"python benchmarks/checkpoints.py --gib {arguments.gib} --rounds {arguments.rounds}"
+    command += " --orbax-python PYTHON" if arguments.orbax_python else ""
+    text = f"{text}\nCommand: `{command}`\n"
+    print(text)
+    if arguments.output is not None:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What every harness shares: its arguments, what it counts and how it says so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+SEED = 20_261_121
+NUM_NOTES = 3
+
+
+class Failure(Exception):
+    """Say what was lost."""
+
+
+@dataclass
+class Outcome:
+    """What one harness found out about one system."""
+
+    system: str
+    version: str
+    seed: int
+    notes: list[str] = field(default_factory=list, kw_only=True)
+    """The first few things that went wrong."""
+
+    def note(self, text: str) -> None:
+        if len(self.notes) < NUM_NOTES:
+            self.notes.append(text)
+
+    def __str__(self) -> str:
+        shown = {k: v for k, v in asdict(self).items() if k not in ("system", "notes")}
+        counts = ", ".join(f"{key} {value}" for key, value in shown.items())
+        return "\n  ".join([f"{self.system}: {counts}", *self.notes])
+
+
+def arguments(text: str | None, **defaults: int) -> argparse.Namespace:
+    """Read --seed, --only, --json and one whole number a default."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    for name, value in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", type=int, help="the round to repeat")
+    parser.add_argument("--home", type=Path, help="a workspace in which the tiny pipeline ran")
+    parser.add_argument("--json", type=Path, help="a file for the counts")
+    return parser.parse_args()
+
+
+def finish(options: argparse.Namespace, work: Callable[[], list[Outcome]]) -> int:
+    """Run a harness, print what it counted, and return its exit code."""
+    begin = time.monotonic()
+    try:
+        outcomes = work()
+    except Failure as failure:
+        print(f"LOST with seed {options.seed}: {failure}\n  repeat with: {repeat(failure)}")
+        return 1
+    for outcome in outcomes:
+        print(outcome)
+    print(f"{time.monotonic() - begin:.0f} s, seed {options.seed}", flush=True)
+    if options.json:
+        rows = [{"kind": type(o).__name__, **asdict(o)} for o in outcomes]
+        options.json.write_text(json.dumps(rows, indent=1))
+    return 0
+
+
+def repeat(failure: Failure) -> str:
+    """Return the command that repeats the round of a failure."""
+    words = str(failure).split()
+    only = ["--only", words[1].rstrip(",:")] if words[0] == "round" else []
+    return " ".join(["python", *sys.argv, *only])
