@@ -3,7 +3,7 @@
 # PYTHON runs the set-up only; ROWSTEP_PYTHON names the Python 3.10 to use.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu lint format schema wheel bench docker lock clean
+.PHONY: help setup run test test-all test-gpu torture lint format schema wheel bench docker lock clean
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
@@ -17,6 +17,7 @@ help:
 	@echo "make test      the default tests          (ARGS='-k name')"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-gpu  those that need an accelerator"
+	@echo "make torture   kill, stop and spoil checkpoints for an hour  (ARGS='--seed 2')"
 	@echo "make lint      formatting, ruff, mypy;  make format mends the first"
 	@echo "make schema    write configs/schema.json"
 	@echo "make wheel     build dist/*.whl"
@@ -39,6 +40,9 @@ test-all: setup
 
 test-gpu: setup
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+torture: setup
+	@$(BIN)/python tests/torture/torture.py $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff format --check .

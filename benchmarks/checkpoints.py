@@ -49,7 +49,8 @@ def run_child(
 
 def measure(arguments: argparse.Namespace) -> Results:
     """Measure all systems in turn, round after round."""
-    systems = [*SYSTEMS, *(["orbax"] if arguments.orbax_python else [])]
+    systems = [name for name in SYSTEMS if name in arguments.only.split(",")]
+    systems += ["orbax"] if arguments.orbax_python else []
     results: Results = {}
 
     def note(what: str, system: str, folder: Path, index: int) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def measure(arguments: argparse.Namespace) -> Results:
                 restored = note("restore", system, Path(name), index)
                 if restored["digest"] != saved["digest"]:
                     raise SystemExit(f"{system}: what was restored must be what was saved.")
-        for system in BACKGROUND:
+        for system in (name for name in BACKGROUND if name in systems):
             with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
                 note("background", system, Path(name), index)
     return results
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=0.25, help="size of the state")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; temporary by default")
+    parser.add_argument("--only", default=",".join(SYSTEMS), help="which systems, with commas")
     parser.add_argument("--orbax-python", help="a Python with rowstep and orbax-checkpoint")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)

@@ -15,6 +15,7 @@ from rowstep.components.data import ExampleSet
 from rowstep.components.export import clip_scores
 from rowstep.components.interrupts import Interrupts
 from rowstep.components.job import DivergedError, TrainingInterruptedError
+from rowstep.components.random_state import random_state
 from rowstep.components.run_log import RunLog
 from rowstep.components.training_state import TrainingState
 from rowstep.configs import RunConfig
@@ -39,19 +40,28 @@ class TrainingLoop:
     interrupts: Interrupts
     identity: Mapping[str, Any]
     _saved_at: tuple[int, float] = field(default=(0, 0.0), init=False)
+    _told_gaps: bool = field(default=False, init=False)
 
     def run(self) -> None:
         """Train to the end and commit the final checkpoint."""
         state, train = self.state, self.config.train
-        hooks = keras.callbacks.CallbackList(list(self.callbacks), model=state.model)
+        hooks = keras.callbacks.CallbackList(
+            list(self.callbacks),
+            model=state.model,
+            verbose=0,
+            epochs=train.epochs,
+            steps=self.examples.num_steps(train.batch_size),
+        )
         step, evaluate = self._compile_step(), self._compile_evaluation()
         self._saved_at = (state.step, time.monotonic())
+        random_state()  # makes the generators that are missing, before the first draw and not after
         hooks.on_train_begin()
         # A checkpoint between two epochs was taken before the hook of the next one ran.
         if state.batch == 0:
             self._settle()
         while state.epoch < train.epochs and not (state.model.stop_training and state.batch == 0):
             hooks.on_epoch_begin(state.epoch)
+            self._tell_gaps()
             self._settle()
             if state.batch == 0:
                 state.metrics.reset()
@@ -61,6 +71,13 @@ class TrainingLoop:
         hooks.on_train_end()
         state.finished = True
         self._save(wait=True)
+
+    def _tell_gaps(self) -> None:
+        # Not before the first epoch begins: callbacks make what they need as late as that.
+        if not self._told_gaps:
+            for gap in self.state.callbacks.gaps():
+                self.log.notice(gap)
+        self._told_gaps = True
 
     def _settle(self) -> None:
         for notice in self.state.settle():
@@ -183,8 +200,9 @@ class TrainingLoop:
 
     def _save(self, *, wait: bool = False) -> None:
         state = self.state
-        meta = {**state.meta(), **self.log.meta(), "identity": dict(self.identity)}
+        groups, meta = state.snapshot()
+        meta |= {**self.log.meta(), "identity": dict(self.identity)}
         # Between two epochs the last evaluation speaks of these very weights.
         evaluated = state.history[-1] if state.history and state.batch == 0 else {}
-        self.saver.save(state.step, state.groups(), meta, evaluated, wait=wait)
+        self.saver.save(state.step, groups, meta, evaluated, wait=wait)
         self._saved_at = (state.step, time.monotonic())

@@ -93,8 +93,6 @@ def train(job: TrainJob) -> TrainResult:
             if saved is not None and state.finished:
                 state.settle()
             else:
-                for gap in state.callbacks.gaps():
-                    log.notice(gap)
                 loop.run()
                 saved = newest(store)
             export_model(state.model, transform_output, config, job.serving_dir)

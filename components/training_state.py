@@ -62,33 +62,35 @@ class TrainingState:
         self.loss_sum = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="loss_sum")
         self._to_load: SavedState | None = None
 
-    def groups(self) -> dict[str, Iterable[tuple[str, np.ndarray]]]:
-        """Return every array to save, by group; the optimizer's in the order of get_weights.
+    def snapshot(self) -> tuple[dict[str, Iterable[tuple[str, np.ndarray]]], dict[str, Any]]:
+        """Return all arrays to save, by group, and everything else as JSON.
 
-        Nothing is copied on a CPU: use the arrays before the next step.
+        The optimizer's arrays are in the order of get_weights. Nothing is copied on a CPU: use the
+        arrays before the next step.
+
+        Raises:
+            DivergedError: the loss is no finite number; what is saved must be worth going on with.
+            CheckpointError: the optimizer counted other steps than the loop ran, or a callback
+                holds what cannot be saved.
         """
+        meta = self._meta()
+        meta["random"], random_arrays = random_state()
         groups: dict[str, Iterable[tuple[str, np.ndarray]]] = {
             "model": iter_named_variables(self.model.variables),
             "optimizer": iter_named_state(self.optimizer),
             "metrics": self._metric_arrays(),
             "callbacks": self.callbacks.arrays(),
-            "random": list(random_state()[1].items()),
+            "random": random_arrays.items(),
         }
         if self.finished:  # for warm starts from here; until then Transform's files are at hand
             groups["vocabularies"] = vocabulary_arrays(self.vocabularies)
-        return groups
+        return groups, meta
 
     def _metric_arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         yield "loss_sum", np.asarray(self.loss_sum.numpy())
         yield from self.metrics.named_arrays()
 
-    def meta(self) -> dict[str, Any]:
-        """Return everything else to save, as JSON.
-
-        Raises:
-            DivergedError: the loss is no finite number; what is saved must be worth going on with.
-            CheckpointError: the optimizer counted other steps than the loop ran.
-        """
+    def _meta(self) -> dict[str, Any]:
         self.check_finite()
         iterations = int(self.optimizer.iterations.numpy()) - self.first_iteration
         if iterations != self.step:
@@ -106,7 +108,6 @@ class TrainingState:
             "finished": self.finished,
             "attempt": self.attempt,
             "callbacks": self.callbacks.meta(),
-            "random": random_state()[0],
             "vocabularies": {n: v.fingerprint for n, v in self.vocabularies.items()},
             "versions": versions(),
         }

@@ -142,7 +142,7 @@ def warm_start(
         StateMismatchError: names every variable that does not fit. Nothing was assigned.
         CheckpointError: the files changed since they were verified. Something may be assigned.
 
-    Cost: one read of the arrays, in pieces of 16 MiB, and the cost of `row_map` for each feature.
+    Cost: one read of the arrays, in pieces of 2 MiB, and the cost of `row_map` for each feature.
     """
     tables = _Tables(features_of_tables, old_vocabularies, new_vocabularies)
     weights = variables_by_path(model.variables)

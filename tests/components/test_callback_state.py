@@ -146,6 +146,7 @@ def test_the_rate_is_reduced_and_the_best_weights_are_not_the_last():
     assert len(set(whole.rates)) > 2
     best = whole.callbacks[0].best_epoch
     assert 0 < best < whole.epoch - 2
+    assert '"keras.ops:less"' in saved[-1]["meta"]  # not by a path that is private to Keras
     at_best = saved[(best + 1) * (BATCHES + 1) - 1]
     np.testing.assert_array_equal(
         whole.model.get_weights()[0], at_best["model"]["model/dense/kernel"]
@@ -385,6 +386,19 @@ def test_a_gap_is_named_when_the_training_begins():
         "training begins with a new one. Give Locked get_state() and set_state(state) to keep it."
     ]
     training.snapshot()  # and it may stay
+
+
+def test_a_gap_takes_nothing_with_it_that_another_attribute_holds_too():
+    shared = np.arange(3)
+
+    def make() -> Callbacks:
+        callback = Locked([shared, threading.Lock()])
+        callback.later = shared
+        return [callback]
+
+    _, saved = run_whole(make)
+    assert list(saved[0]["arrays"]) == ["0.Locked/later"]
+    np.testing.assert_array_equal(resume(make, saved[0]).callbacks[0].later, shared)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import random
@@ -13,7 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rowstep.components.checkpoints import CheckpointError, CheckpointStore, open_checkpoint
+from rowstep.components.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    Retention,
+    SavedState,
+    open_checkpoint,
+)
+from rowstep.components.checkpoints.local_disk import LocalDisk
 
 
 def groups(step: int, size: int) -> dict[str, list[tuple[str, np.ndarray]]]:
@@ -102,6 +110,62 @@ def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path) -> None:
         spoil(file, data)
     assert num_tried > 2000
     assert_holds(store, 2, 4)
+
+
+@pytest.mark.parametrize("name", ["array-00000.npy", "MANIFEST.json"])
+def test_what_is_no_plain_file_is_damage_and_never_waited_for(tmp_path: Path, name: str) -> None:
+    store = CheckpointStore(tmp_path)
+    with store.lock():
+        path = save(store, 1)
+    for make in (os.mkfifo, os.mkdir, lambda place: os.symlink("nowhere", place)):
+        (path / name).rename(tmp_path / "kept")
+        make(path / name)
+        assert is_refused(path)
+        os.rmdir(path / name) if (path / name).is_dir() else os.unlink(path / name)
+        (tmp_path / "kept").rename(path / name)
+    assert_holds(store, 1, 4)
+
+
+def test_a_sector_that_cannot_be_read_is_passed_over_like_other_damage(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, retention=Retention(keep_last=2))
+    with store.lock():
+        fail_to_read(save(store, 4) / "MANIFEST.json")
+        save(store, 5)
+        assert store.problems == [], "it may be readable tomorrow: retention leaves it alone"
+        assert store.entries()[0].kept_because == ("cannot be judged",)
+        fail_to_read(save(store, 6) / "MANIFEST.json")
+        assert_holds(store, 5, 4)
+        assert "Input/output error" in store.problems[0]
+    assert [path.name for path in tmp_path.glob("corrupt-*")] == ["corrupt-000000000006-1"]
+
+
+def fail_to_read(file: Path) -> None:
+    """Put a file there whose first byte gives EIO, as a bad sector does."""
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
+
+
+def test_the_last_good_one_stays_when_damaged_ones_cannot_be_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(disk: LocalDisk, folder: str, name: str) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
+
+    monkeypatch.setattr(LocalDisk, "set_aside", refuse)
+    store = CheckpointStore(tmp_path, retention=Retention(keep_last=1))
+    look = store.latest
+
+    def lose_then_look() -> SavedState | None:
+        # Stands for a disk that loses what it has just acknowledged.
+        spoil(tmp_path / "step-000000000002" / "array-00000.npy", b"")
+        return look()
+
+    monkeypatch.setattr(store, "latest", lose_then_look)
+    with store.lock():
+        save(store, 1)
+        save(store, 2)
+    assert CheckpointStore(tmp_path).steps() == [1, 2]
+    assert "it could not be moved aside ([Errno 5]" in store.problems[0]
 
 
 def test_files_swapped_between_two_steps_are_noticed(tmp_path: Path) -> None:

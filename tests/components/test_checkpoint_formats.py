@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 import pytest
@@ -169,6 +170,17 @@ def test_nonsense_with_a_valid_hash_is_damage(folder: Path, change: Change) -> N
     store = CheckpointStore(folder.parent)
     assert store.latest() is None
     assert "passed over" in store.problems[0]
+
+
+def test_an_empty_array_beyond_all_memory_is_damage_though_its_file_agrees(folder: Path) -> None:
+    body, shape = read_manifest(folder), (0, 2**62, 2**62)
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    data = b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.encode()
+    (folder / "array-00002.npy").write_bytes(data)
+    body["arrays"][2].update(shape=shape, crc32c=google_crc32c.value(data), num_bytes=len(data))
+    write_manifest(folder, body)
+    with pytest.raises(CheckpointError, match=r"must be whole.*shape \(0, "):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("text", [b"[]", b"7", b"null", b'"', b"\xff", b"", b"[" * 10**5])

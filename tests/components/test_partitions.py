@@ -104,11 +104,6 @@ def test_a_date_and_its_span_lead_to_each_other(span: int) -> None:
     assert parse_span(text) == parse_span(str(span)) == span
 
 
-def test_spans_count_days_as_tfx_does() -> None:
-    utils = pytest.importorskip("tfx.components.example_gen.utils")
-    assert utils.date_to_span_number(2026, 1, 1) == parse_span("2026-01-01") == NEW_YEAR
-
-
 @pytest.mark.parametrize("text", ["", "x", "-1", "1.5", "2026-02-30", "1969-12-31", "1_0", "٣"])
 def test_a_span_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(DataError, match=r"--span: it must be the number of a partition, or a date"):

@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,21 @@ def test_to_look_at_the_state_draws_nothing():
     wanted = draw()
     load_random_state(*state)
     assert draw() == wanted
+
+
+def test_the_first_look_makes_keras_global_seed_and_leaves_python_random_alone():
+    states = []
+
+    def look() -> None:  # each thread has a global seed of its own, made when it is first seen
+        for _ in range(2):
+            before = random.getstate()
+            states.append(random_state()[1]["keras"].tobytes())
+            states.append(random.getstate() == before)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert states == [states[0], True, states[0], True]
 
 
 def test_half_a_pair_of_gaussians_travels():

@@ -195,7 +195,7 @@ def test_a_checkpoint_of_a_newer_rowstep_is_unusable_and_not_damaged(tmp_path: P
     text = path.read_bytes().partition(b"\n")[2].replace(b'"format": 2', b'"format": 99')
     path.write_bytes(hashlib.sha256(text).hexdigest().encode() + b"\n" + text)
     code, shown, _ = invoke("verify", tmp_path)
-    assert code == 1 and "unusable" in shown and "update rowstep" in shown
+    assert code == 1 and shown.startswith("unusable ") and "update rowstep" in shown
 
 
 @pytest.mark.parametrize("command", ["verify", "show", "list"])
@@ -334,6 +334,29 @@ def test_a_place_that_cannot_be_written_is_refused(name: str, tmp_path: Path) ->
     target = name if "://" in name else tmp_path / name
     code, _, errors = invoke("export", tmp_path / "store", target)
     assert code == 2 and " export must " in errors
+
+
+def test_an_export_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "store")
+    with store.lock():
+        store.save(1, {"model": [("table", np.ones(10_000))]}, {})
+    script = (
+        "from rowstep.pipeline.checkpoint_cli import checkpoint\n"
+        "for name in ('out.npz', 'out'):\n"
+        "    try:\n"
+        "        checkpoint(['export', 'store', name])\n"
+        "    except SystemExit as stop:\n"
+        "        print(stop.code)\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$0" -B -c "$1"', sys.executable, script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["2", "2"], done.stderr
+    assert done.stderr.count("the export must fit on the disk") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
 # --- all of them ------------------------------------------------------------------------------

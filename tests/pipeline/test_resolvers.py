@@ -201,6 +201,19 @@ def test_a_checkpoint_that_is_gone_gives_way_to_the_one_before(lineage: Lineage)
     assert [artifact.id for artifact in found["base"]] == [first] != [second]
 
 
+def test_a_baseline_did_not_go_where_the_model_beside_it_went(lineage: Lineage) -> None:
+    first, baseline = lineage.train()
+    _, model = lineage.train(base=first)
+    outputs = {"blessing": lineage.artifact("ModelBlessing")}
+    inputs = {"model": model, "baseline_model": baseline}
+    [blessing] = lineage.run("Evaluator", inputs, outputs)
+    outputs = {"pushed_model": lineage.artifact("PushedModel", pushed=1)}
+    lineage.run("Pusher", {"model": model, "model_blessing": blessing}, outputs)
+    kind = lineage.store.get_artifact_type("rowstep.Checkpoint")
+    left = artifact_utils.deserialize_artifacts(kind, lineage.store.get_artifacts_by_id([first]))
+    assert LatestPushedStrategy().resolve_artifacts(lineage.store, {"b": left}) == {"b": []}
+
+
 def test_the_names_that_tfx_writes_are_the_ones_that_are_read() -> None:
     from tfx.components.pusher.executor import Executor
 

@@ -133,6 +133,7 @@ def test_a_missing_span_is_told_and_does_not_stop_the_window(
 
 
 def test_tfx_reads_the_span_and_the_files_of_the_window(days: Path, tmp_path: Path) -> None:
+    from tfx.components.example_gen import utils
     from tfx.components.example_gen.input_processor import FileBasedInputProcessor
     from tfx.proto import example_gen_pb2, range_config_pb2
     from tfx.utils import proto_utils
@@ -158,6 +159,7 @@ def test_tfx_reads_the_span_and_the_files_of_the_window(days: Path, tmp_path: Pa
         assert found == sorted((source.folder / split.name).iterdir()) != []
     trained = json.loads(by_id["RecTrainer"].exec_properties["config"])
     assert trained["data"]["span"] == source.span
+    assert utils.date_to_span_number(2026, 1, 1) == NEW_YEAR
 
 
 # --- what is due ----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Spoil a checkpoint of a few KB at every byte, and count what goes unnoticed (T4).
 
     python tests/torture/corrupt.py
+    python tests/torture/corrupt.py --cases 100     so many of each kind
     python tests/torture/corrupt.py --only 4711     repeat one case, and say what came of it
 
 Two steps are saved, then the files of the second are spoiled one case at a time: one random bit of
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from children import Reporter, start
-from harness import Failure, Outcome, arguments, finish
+from harness import LossError, Outcome, arguments, finish
 from systems import Rowstep, System, arrays_of, same
 
 NUM_ROWS = 16
@@ -71,7 +72,7 @@ def save_steps(system: System, root: Path, steps: Sequence[int], log: Path, num_
 
     child = start(work, log)
     if child.wait():
-        raise Failure(f"{system.name}: its writer failed. {log.read_text()}")
+        raise LossError(f"{system.name}: its writer failed. {log.read_text()}")
     child.bury()
 
 
@@ -107,7 +108,10 @@ def result_of(system: System, root: Path) -> str:
         return "refused"
     if found.arrays is None:
         return "refused" if found.problems else SILENT[2]
-    if not same(found.arrays, arrays_of(found.step, NUM_ROWS)) or found.step not in (1, 2):
+    if not same(found.arrays, arrays_of(found.step, NUM_ROWS)) or found.step not in (
+        1,
+        2,
+    ):
         return SILENT[0]
     if found.step == 2:
         return "unharmed"
@@ -115,7 +119,11 @@ def result_of(system: System, root: Path) -> str:
 
 
 def try_cases(
-    system: System, root: Path, whole: dict[str, bytes], cases: list[Case], reporter: Reporter
+    system: System,
+    root: Path,
+    whole: dict[str, bytes],
+    cases: list[Case],
+    reporter: Reporter,
 ) -> None:
     """Spoil, read, mend; one line a case."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
@@ -148,7 +156,7 @@ def corrupt(
     """Try every case, or so many of each kind at random.
 
     Raises:
-        Failure: at the first one that goes unnoticed, unless `fail` is off and they are counted.
+        LossError: at the first one that goes unnoticed, unless `fail` is off and they are counted.
     """
     outcome = CorruptOutcome(system.name, system.version(), seed)
     chance = random.Random(seed)
@@ -172,7 +180,7 @@ def corrupt(
                 if result in SILENT:
                     outcome.note(f"case {number}: {case.kind} of {case.file}: {result}")
                     if fail:
-                        raise Failure(f"round {number}: {outcome.notes[-1]}")
+                        raise LossError(f"round {number}: {outcome.notes[-1]}")
             cases = cases[len(results) :]
     return outcome
 
@@ -186,7 +194,11 @@ def sampled(
 
 
 def run_batch(
-    system: System, root: Path, whole: dict[str, bytes], cases: list[tuple[int, Case]], log: Path
+    system: System,
+    root: Path,
+    whole: dict[str, bytes],
+    cases: list[tuple[int, Case]],
+    log: Path,
 ) -> list[str]:
     """Try cases in a child until they are done or one of them kills it; at least one result."""
     child = start(lambda r: try_cases(system, root, whole, [c for _, c in cases], r), log)
@@ -203,7 +215,7 @@ def corrupt_large(num_flips: int, seed: int) -> CorruptOutcome:
     """Flip bits of a checkpoint of 100 MB, in place.
 
     Raises:
-        Failure: at the first one that goes unnoticed.
+        LossError: at the first one that goes unnoticed.
     """
     system, chance = Rowstep(), random.Random(seed)
     outcome = CorruptOutcome(f"{system.name}, 100 MB", system.version(), seed)
@@ -227,17 +239,19 @@ def corrupt_large(num_flips: int, seed: int) -> CorruptOutcome:
                 os.pwrite(opened.fileno(), bytes([byte]), position)
             outcome.count(case, result)
             if result != "the step before, and said so":
-                raise Failure(f"100 MB, byte {position} of {file.name}: {result}")
+                raise LossError(f"100 MB, byte {position} of {file.name}: {result}")
     return outcome
 
 
 def main() -> list[Outcome]:
-    outcomes: list[Outcome] = [corrupt(Rowstep(), options.seed, only=options.only)]
+    outcomes: list[Outcome] = [
+        corrupt(Rowstep(), options.seed, at_most=options.cases or None, only=options.only)
+    ]
     if options.only is None:
         outcomes.append(corrupt_large(options.flips, options.seed))
     return outcomes
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, flips=2000)
+    options = arguments(__doc__, cases=0, flips=2000)
     sys.exit(finish(options, main))

@@ -25,7 +25,14 @@ def place_of(event: str, arguments: tuple[Any, ...], root: str) -> str | None:
     Folders are told by their names: `step-*` is committed, `.tmp-delete*` condemned, any other
     `.tmp-*` unfinished.
     """
-    if event not in {"open", "fsync", "os.mkdir", "os.rename", "os.rmdir", "shutil.rmtree"}:
+    if event not in {
+        "open",
+        "fsync",
+        "os.mkdir",
+        "os.rename",
+        "os.rmdir",
+        "shutil.rmtree",
+    }:
         return None
     try:
         paths = [os.fspath(path) for path in arguments[: 2 if event == "os.rename" else 1]]

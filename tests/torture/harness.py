@@ -14,7 +14,7 @@ SEED = 20_261_121
 NUM_NOTES = 3
 
 
-class Failure(Exception):
+class LossError(Exception):
     """Say what was lost."""
 
 
@@ -57,8 +57,8 @@ def finish(options: argparse.Namespace, work: Callable[[], list[Outcome]]) -> in
     begin = time.monotonic()
     try:
         outcomes = work()
-    except Failure as failure:
-        print(f"LOST with seed {options.seed}: {failure}\n  repeat with: {repeat(failure)}")
+    except LossError as loss:
+        print(f"LOST with seed {options.seed}: {loss}\n  repeat with: {repeat(options.seed, loss)}")
         return 1
     for outcome in outcomes:
         print(outcome)
@@ -69,8 +69,8 @@ def finish(options: argparse.Namespace, work: Callable[[], list[Outcome]]) -> in
     return 0
 
 
-def repeat(failure: Failure) -> str:
-    """Return the command that repeats the round of a failure."""
-    words = str(failure).split()
+def repeat(seed: int, loss: LossError) -> str:
+    """Return the command that repeats the round of a loss; its log of before says the rest."""
+    words = str(loss).split()
     only = ["--only", words[1].rstrip(",:")] if words[0] == "round" else []
-    return " ".join(["python", *sys.argv, *only])
+    return " ".join(["python", *sys.argv, "--seed", str(seed), *only])

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from children import Child, Reporter, start
 from crash_points import CrashPoints
-from harness import Failure, Outcome, arguments, finish
+from harness import LossError, Outcome, arguments, finish
 from systems import Rowstep, System, arrays_of, same
 
 NUM_ROWS = 4000
@@ -127,7 +127,11 @@ class Round:
         if self.system.needs_tensorflow or self.chance.random() < 0.4:
             return None
         place = self.chance.choice(["write"] * 6 + ["cleanup", "read"])
-        return place, self.chance.randrange({"write": 45}.get(place, 6)), self.chance.random() < 0.5
+        return (
+            place,
+            self.chance.randrange({"write": 45}.get(place, 6)),
+            self.chance.random() < 0.5,
+        )
 
     def _aim(self, child: Child, point: tuple[str, int, bool] | None) -> str:
         chance = self.chance
@@ -177,12 +181,17 @@ class Round:
 
 
 def torture_store(
-    system: System, num_kills: int, seed: int, *, only: int | None = None, fail: bool = True
+    system: System,
+    num_kills: int,
+    seed: int,
+    *,
+    only: int | None = None,
+    fail: bool = True,
 ) -> StoreOutcome:
     """Kill the writer so many times.
 
     Raises:
-        Failure: at the first loss, unless `fail` is off and losses are counted.
+        LossError: at the first loss, unless `fail` is off and losses are counted.
     """
     outcome = StoreOutcome(system.name, system.version(), seed)
     rounds = [only] if only is not None else range(-(-num_kills // KILLS_A_ROUND))
@@ -198,7 +207,7 @@ def torture_store(
                 else:
                     turn.look(outcome)
                 if outcome.lost and fail:
-                    raise Failure(f"round {number}, kill {kill}: {outcome.notes[-1]}")
+                    raise LossError(f"round {number}, kill {kill}: {outcome.notes[-1]}")
             shutil.rmtree(root)
     return outcome
 

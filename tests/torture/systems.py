@@ -1,4 +1,4 @@
-"""What is tortured: ways to keep the state of a training in a folder. This file needs no TensorFlow.
+"""What is tortured: ways to keep the state of a training in a folder; no TensorFlow here.
 
 All of them keep the same arrays, so that every harness can compare what comes back with what must.
 """

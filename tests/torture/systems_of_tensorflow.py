@@ -35,7 +35,9 @@ class BackupAndRestore:
         model = keras.Sequential([keras.Input((1,)), Holder(arrays_of(0, num_rows))])
         model.compile("sgd", "mse")
         callback = keras.callbacks.BackupAndRestore(
-            str(root / "backup"), delete_checkpoint=False, double_checkpoint=self.double_checkpoint
+            str(root / "backup"),
+            delete_checkpoint=False,
+            double_checkpoint=self.double_checkpoint,
         )
         callback.set_model(model)
         return model, callback

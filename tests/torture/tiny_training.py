@@ -18,13 +18,13 @@ from children import Reporter
 
 from rowstep.components.checkpoints import CheckpointStore
 from rowstep.components.data import split_files
-from rowstep.components.job import TrainJob
+from rowstep.components.job import TrainingInterruptedError, TrainJob
 from rowstep.components.train import train
 from rowstep.configs import load_config
 
 CONFIG = Path(__file__).parents[1] / "support" / "tiny.yaml"
 EVERY_STEPS = 10
-EPOCHS = 4
+EPOCHS = 6
 NUM_BATCHES = 43
 """Batches of an epoch: 5,400 examples, 128 each."""
 COMMON = [
@@ -95,7 +95,11 @@ def work(make: Callable[[], TrainJob], pause_seconds: float, reporter: Reporter)
     tf.random.set_global_generator(tf.random.Generator.from_seed(1))
     training_callbacks.reporter = reporter
     training_callbacks.pause_seconds = pause_seconds
-    result = train(make())
+    try:
+        result = train(make())
+    except TrainingInterruptedError as error:
+        reporter.tell(f"interrupted {error}")
+        return
     reporter.tell("done " + json.dumps({"step": result.step, "metrics": dict(result.metrics)}))
 
 
