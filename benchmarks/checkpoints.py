@@ -25,8 +25,19 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-SYSTEMS = ("rowstep", "tensorflow", "keras", "npz")
-BACKGROUND = ("rowstep", "tensorflow")
+SYSTEMS = {
+    "rowstep": "rowstep",
+    "tensorflow": "`tf.train.Checkpoint.write`",
+    "keras": "Keras `BackupAndRestore`'s `.weights.h5`",
+    "npz": "`np.savez` of `get_weights`",
+    "orbax": "Orbax `PyTreeCheckpointer`",
+}
+BACKGROUND = {
+    "rowstep": "rowstep",
+    "tensorflow": "`tf.train.Checkpoint.save`, async",
+}
+WITHOUT_ORBAX = ",".join(name for name in SYSTEMS if name != "orbax")
+LOAD = os.getloadavg()[0]
 Results = dict[tuple[str, str], list[dict[str, Any]]]
 
 
@@ -49,8 +60,8 @@ def run_child(
 
 def measure(arguments: argparse.Namespace) -> Results:
     """Measure all systems in turn, round after round."""
-    systems = [name for name in SYSTEMS if name in arguments.only.split(",")]
-    systems += ["orbax"] if arguments.orbax_python else []
+    wanted = [*arguments.only.split(","), *(["orbax"] if arguments.orbax_python else [])]
+    systems = [name for name in SYSTEMS if name in wanted]
     results: Results = {}
 
     def note(what: str, system: str, folder: Path, index: int) -> dict[str, Any]:
@@ -88,56 +99,72 @@ def seconds(runs: list[dict[str, Any]]) -> str:
     return f"{median(runs, 'seconds'):.2f} ({min(run['seconds'] for run in runs):.2f})"
 
 
-def report(results: Results, arguments: argparse.Namespace) -> str:
+def report(results: Results) -> str:
     """Return the result as Markdown."""
-    from checkpoint_parts.systems import BACKGROUND as BACKGROUND_TITLES
-    from checkpoint_parts.systems import SYSTEMS as TITLES
+    lines = [*_head(results), "", *_table(results), "", *_stall_table(results), ""]
+    if ("save", "rowstep") in results:
+        lines += [_conclusion(results["save", "rowstep"], results["restore", "rowstep"]), ""]
+    return "\n".join(lines)
 
-    saves = [run for (what, _), runs in results.items() if what == "save" for run in runs]
-    reads = [run for (what, _), runs in results.items() if what == "restore" for run in runs]
-    num_bytes = saves[0]["num_bytes"]
-    lines = [*_head(saves, reads, num_bytes), ""]
-    lines += [
+
+def _table(results: Results) -> list[str]:
+    lines = [
         "| system | save s | of raw write | restore s | of raw cold read | extra MiB saving "
-        "| extra MiB restoring | training stands still s |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| extra MiB restoring |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for (what, system), runs in results.items():
         if what == "save":
             back = results["restore", system]
             lines.append(
-                f"| {TITLES[system].title} | {seconds(runs)} | {share(runs):.0f} % "
-                f"| {seconds(back)} | {share(back):.0f} % | {median(runs, 'extra_mib'):.0f} "
-                f"| {median(back, 'extra_mib'):.0f} | {median(runs, 'seconds'):.2f} |"
+                f"| {SYSTEMS[system]} | {seconds(runs)} | {share(runs):.0f} % | {seconds(back)} "
+                f"| {share(back):.0f} % | {median(runs, 'extra_mib'):.0f} "
+                f"| {median(back, 'extra_mib'):.0f} |"
             )
-    lines += [
-        "",
-        "| saving in the background | the call s | until saved s | training loses s, call included "
-        "| longest step ms (usual) | steps a second meanwhile | extra MiB |",
+    return lines
+
+
+def _stall_table(results: Results) -> list[str]:
+    lines = [
+        "| saving while training goes on | the call s | until saved s | training loses s | longest "
+        "step ms (usual) | steps meanwhile | extra MiB |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for (what, system), runs in results.items():
         if what == "background":
             usual = 1e3 * median(runs, "usual_step")
             lines.append(
-                f"| {BACKGROUND_TITLES[system].title} | {median(runs, 'call'):.3f} "
+                f"| {BACKGROUND[system]} | {median(runs, 'call'):.3f} "
                 f"| {median(runs, 'until_saved'):.2f} | {median(runs, 'stall'):.2f} "
                 f"| {1e3 * median(runs, 'longest_step'):.0f} ({usual:.1f}) "
                 f"| {100 * median(runs, 'throughput'):.0f} % | {median(runs, 'extra_mib'):.0f} |"
             )
-    ours, back = results["save", "rowstep"], results["restore", "rowstep"]
-    parts = {key: statistics.median(run["parts"][key] for run in back) for key in back[0]["parts"]}
-    lines += [
-        "",
-        f"**rowstep saves at {share(ours):.0f} % of the raw write and restores at "
-        f"{share(back):.0f} % of the raw cold read, checksums included, with at most "
-        f"{max(run['extra_mib'] for run in [*ours, *back]):.0f} MiB of extra memory.** Of a "
-        f"restore, {parts['verify']:.2f} s verify every byte and {parts['load']:.2f} s load.",
-    ]
-    return "\n".join([*lines, ""])
+    for (what, system), runs in results.items():
+        if what == "save":
+            took = f"{median(runs, 'seconds'):.2f}"
+            lines.append(
+                f"| {SYSTEMS[system]}, in the loop | {took} | {took} | {took} | | none "
+                f"| {median(runs, 'extra_mib'):.0f} |"
+            )
+    return lines
 
 
-def _head(saves: list[dict[str, Any]], reads: list[dict[str, Any]], num_bytes: int) -> list[str]:
+def _conclusion(saves: list[dict[str, Any]], reads: list[dict[str, Any]]) -> str:
+    parts = {
+        key: statistics.median(run["parts"][key] for run in reads) for key in reads[0]["parts"]
+    }
+    return (
+        f"**rowstep saves at {share(saves):.0f} % of the raw write and restores at "
+        f"{share(reads):.0f} % of the raw cold read, checksums included, with at most "
+        f"{max(run['extra_mib'] for run in [*saves, *reads]):.0f} MiB of extra memory.** Of a "
+        f"restore, {verify:.2f} s verify every byte and {load:.2f} s load."
+    )
+
+
+def _head(results: Results) -> list[str]:
+    saves = [run for (what, _), runs in results.items() if what == "save" for run in runs]
+    reads = [run for (what, _), runs in results.items() if what == "restore" for run in runs]
+    num_bytes = saves[0]["num_bytes"]
     direct = [run["direct"] for run in saves if run["direct"] is not None]
     rates = f"buffered write with fsync {num_bytes / 1e9 / median(saves, 'raw'):.2f} GB/s"
     if direct:
@@ -148,12 +175,14 @@ def _head(saves: list[dict[str, Any]], reads: list[dict[str, Any]], num_bytes: i
         "",
         f"rowstep {version('rowstep')}, TensorFlow {version('tensorflow')}, Keras "
         f"{version('keras')}, NumPy {version('numpy')}, Python {platform.python_version()}, "
-        f"{platform.machine()} CPU, {os.cpu_count()} cores.",
+        f"{platform.machine()} CPU, {os.cpu_count()} cores, load average {LOAD:.1f} at the start.",
         "",
         f"{num_bytes / 2**30:.2f} GiB of optimizer state. The disk alone, medians: {rates} GB/s. "
         "Shares are medians of the ratio to the plain write or read in the same process. Those "
         "who do not flush to the disk themselves are flushed, in their time. Times are medians, "
-        "the best in brackets. Memory is the rise above what the process had before.",
+        "the best in brackets. Memory is the rise above what the process had before; for saves in "
+        "the background that of all its processes, a shared page counted once. What training loses "
+        "is the call, and by how much the steps during the save were slower than before.",
     ]
 
 
@@ -163,7 +192,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=0.25, help="size of the state")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="on the disk to measure; temporary by default")
-    parser.add_argument("--only", default=",".join(SYSTEMS), help="which systems, with commas")
+    parser.add_argument("--only", default=WITHOUT_ORBAX, help="which systems, with commas")
     parser.add_argument("--orbax-python", help="a Python with rowstep and orbax-checkpoint")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -176,7 +205,7 @@ def main() -> None:
         num_bytes = int(arguments.gib * 2**30)
         print(measure_one(what, system, num_bytes, Path(folder), raw_first=arguments.raw_first))
         return
-    text = report(measure(arguments), arguments)
+    text = report(measure(arguments))
     command = f"python benchmarks/checkpoints.py --gib {arguments.gib} --rounds {arguments.rounds}"
     command += " --orbax-python PYTHON" if arguments.orbax_python else ""
     text = f"{text}\nCommand: `{command}`\n"

@@ -19,6 +19,7 @@ from rowstep import RowstepError
 from rowstep.configs import RunConfig, export_schema, load_config
 from rowstep.configs.schema import CsvSpans
 from rowstep.pipeline.catch_up import run_spans
+from rowstep.pipeline.checkpoint_cli import checkpoint
 from rowstep.pipeline.launch import Stops, launch, launch_or_resume
 from rowstep.pipeline.runs import all_runs, find_run
 from rowstep.pipeline.workspace import Workspace, default_home
@@ -59,6 +60,9 @@ def _reports_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.version_option(rowstep.__version__, message="rowstep %(version)s")
 def main() -> None:
     """Train recommender models in TFX with optimizers that touch only the rows a batch touches."""
+
+
+main.add_command(checkpoint)
 
 
 @main.command()

@@ -23,11 +23,11 @@ def test_table_of_commands_is_the_list_of_commands() -> None:
     assert sorted(named) == sorted(main.commands)
 
 
-def test_data_section_fits_into_a_config() -> None:
+def test_sections_of_configs_fit_into_a_config() -> None:
     tiny = yaml.safe_load((ROOT / "tests" / "support" / "tiny.yaml").read_text())
-    [block] = _blocks("yaml")
-    config = parse_config(yaml.safe_dump({**tiny, **yaml.safe_load(block)}))
-    assert config.data.kind == "csv"
+    blocks = [yaml.safe_load(block) for block in _blocks("yaml")]
+    kinds = [parse_config(yaml.safe_dump({**tiny, **block})).data.kind for block in blocks]
+    assert kinds == ["csv", "csv_spans"]
 
 
 def test_optimizer_snippet_trains() -> None:

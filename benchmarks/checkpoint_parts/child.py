@@ -87,7 +87,7 @@ def background(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict
     """Save while steps go on, and tell what that cost them."""
     training = Training(num_bytes, seed=1)
     training.run(20)
-    with BACKGROUND[name].open(training, folder) as save:
+    with BACKGROUND[name](training, folder) as save:
         touch_memory(num_bytes * 3 // 2)
         usual = statistics.median(training.run(_STEPS_BEFORE))
         during: list[float] = []

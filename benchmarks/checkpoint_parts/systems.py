@@ -27,7 +27,6 @@ from rowstep.optimizers.state import (
 class System:
     """One way to save and to restore. `save` returns when the bytes survive a power cut."""
 
-    title: str
     save: Callable[[Training, Path], None]
     restore: Callable[[Training, Path], dict[str, float]]
     """Returns seconds of its parts, where they are of interest."""
@@ -41,14 +40,6 @@ class BackgroundSave:
     busy: Callable[[], bool]
     saved: Callable[[], int | None]
     """Returns the checksum of what was saved; asked for when all is over."""
-
-
-@dataclass(frozen=True)
-class Background:
-    """One way to save while training goes on."""
-
-    title: str
-    open: Callable[[Training, Path], AbstractContextManager[BackgroundSave]]
 
 
 # --- rowstep ----------------------------------------------------------------------------------
@@ -174,13 +165,13 @@ def restore_orbax(training: Training, folder: Path) -> dict[str, float]:
 
 
 SYSTEMS = {
-    "rowstep": System("rowstep", save_rowstep, restore_rowstep),
-    "tensorflow": System("`tf.train.Checkpoint.write`", save_tensorflow, restore_tensorflow),
-    "keras": System("Keras `BackupAndRestore`'s `.weights.h5`", save_keras, restore_keras),
-    "npz": System("`np.savez(get_weights())`", save_npz, restore_npz),
-    "orbax": System("Orbax `PyTreeCheckpointer`", save_orbax, restore_orbax),
+    "rowstep": System(save_rowstep, restore_rowstep),
+    "tensorflow": System(save_tensorflow, restore_tensorflow),
+    "keras": System(save_keras, restore_keras),
+    "npz": System(save_npz, restore_npz),
+    "orbax": System(save_orbax, restore_orbax),
 }
-BACKGROUND = {
-    "rowstep": Background("rowstep, background", background_rowstep),
-    "tensorflow": Background("`tf.train.Checkpoint.save`, async", background_tensorflow),
+BACKGROUND: dict[str, Callable[[Training, Path], AbstractContextManager[BackgroundSave]]] = {
+    "rowstep": background_rowstep,
+    "tensorflow": background_tensorflow,
 }

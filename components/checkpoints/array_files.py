@@ -111,8 +111,8 @@ def write_array(file: BinaryIO, array: np.ndarray) -> tuple[int, int]:
     num_bytes, crc = len(text), google_crc32c.value(text)
     file.write(text)
     for piece in _pieces(array):
+        crc = google_crc32c.extend(crc, piece)  # first: then the write finds the piece in the cache
         file.write(piece.data)
-        crc = google_crc32c.extend(crc, piece)
         num_bytes += piece.nbytes
     return num_bytes, crc
 

@@ -25,7 +25,7 @@ from rowstep.components.locks import HeldLock, exclusive_lock
 
 _UNFINISHED = ".tmp-"
 _CONDEMNED = ".tmp-delete-"
-_ADVISED_BYTES = 2**20
+_GIVEN_BYTES = 16 * 2**20
 
 
 class LocalDisk:
@@ -150,43 +150,54 @@ class LocalDraft:
     @contextmanager
     def create(self, file: str) -> Iterator[BinaryIO]:
         """Open a new file for writing; when the `with` block ends, its bytes are on the disk."""
-        with _WrittenFile(self._folder / file, "x") as opened:
+        with self._while_it_is_ours():
+            opened = _WrittenFile(self._folder / file, "x")
+        with opened:
             yield cast(BinaryIO, opened)
             os.fsync(opened.fileno())
 
     def commit(self) -> None:
         """Give the folder its name, and make the name survive a power cut."""
-        flush_folder(self._folder)
-        self._disk.check_owner()
-        try:
+        with self._while_it_is_ours():
+            flush_folder(self._folder)
+            self._disk.check_owner()
             os.rename(self._folder, self._disk.root / self.name)
-        except FileNotFoundError as error:
-            # The next owner of the lock has cleared it away.
-            raise self._disk.lost() from error
         flush_folder(self._disk.root)
 
     def abandon(self) -> None:
         """Remove what was written, as far as the disk lets us."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    @contextmanager
+    def _while_it_is_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            # The next owner of the lock has cleared the folder away.
+            raise self._disk.lost() from error
+
 
 class _WrittenFile(io.FileIO):
-    """A file written in large pieces; the disk takes each while the next one is worked on."""
+    """A file that goes to the disk while it is written."""
+
+    _given = 0
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        start, written = self.tell(), 0
+        written = 0
         while written < len(view):  # the kernel may take less than it was given
             written += super().write(view[written:]) or 0
         # The kernel starts to write what it was told is not needed again. Otherwise it gathers
         # the whole file in memory, and the final flush waits for all of it.
-        if written >= _ADVISED_BYTES:
-            os.posix_fadvise(self.fileno(), start, written, os.POSIX_FADV_DONTNEED)
+        end = self.tell()
+        if end - self._given >= _GIVEN_BYTES:
+            os.posix_fadvise(self.fileno(), self._given, end - self._given, os.POSIX_FADV_DONTNEED)
+            self._given = end
         return written
 
 
 class _SequentialFile(io.FileIO):
-    """A file read in large pieces; the disk fetches the next piece while one is worked on."""
+    """A file whose `readinto` fills the buffer unless the file ends."""
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -196,6 +207,4 @@ class _SequentialFile(io.FileIO):
             if not count:
                 break
             num_read += count
-        if num_read >= _ADVISED_BYTES:
-            os.posix_fadvise(self.fileno(), self.tell(), len(view), os.POSIX_FADV_WILLNEED)
         return num_read

@@ -118,7 +118,7 @@ def test_equal_bytes_of_other_days_are_other_data(days: Path, tmp_path: Path) ->
     (days / "2026-01-05.csv").rename(days / "2026-01-06.csv")
     other = materialise(data_of(days, "data.window=1"), tmp_path / "data")
     assert (one.span, other.span) == (NEW_YEAR + 4, NEW_YEAR + 5)
-    assert other.folder != one.folder
+    assert other.fingerprint != one.fingerprint
 
 
 def test_a_missing_span_is_told_and_does_not_stop_the_window(
@@ -143,7 +143,8 @@ def test_tfx_reads_the_span_and_the_files_of_the_window(days: Path, tmp_path: Pa
     config = config_of(days)
     workspace = Workspace.of(config)
     source = materialise(data_of(days), workspace.data)
-    materialise(data_of(days, f"data.span={NEW_YEAR}"), workspace.data)  # another window beside it
+    materialise(data_of(days, f"data.span={NEW_YEAR}"), workspace.data)  # other windows beside it
+    materialise(data_of(days, "data.window=1"), workspace.data)
     pipeline = create_pipeline(config, workspace, source)
     by_id: dict[str, Any] = {node.id: node for node in pipeline.components}
     given = by_id["CsvExampleGen"].exec_properties
@@ -198,9 +199,12 @@ def test_what_is_due_and_what_came_late(past: History, due: list[int], late: lis
 def test_the_history_is_what_the_run_records_say(days: Path) -> None:
     config = config_of(days)
     assert history(config) == known(set(), set())
+    record(config_of(days, "train.epochs=4"), 4, "killed")  # of a config given up since
+    assert history(config) == known(set(), set())
     record(config, 1, "killed")
     assert history(config) == known(set(), set(), NEW_YEAR)
     record(config, 1, "finished", 1)
+    assert history(config) == known({NEW_YEAR}, {NEW_YEAR})
     record(config, 2, "finished", 1, 2)
     record(config_of(days, "train.epochs=3"), 4, "finished", 4)  # the same pipeline, tuned
     record(config_of(days, "name=other"), 5, "finished", 5)

@@ -252,6 +252,9 @@ def _take_over(root: Path, process: int) -> str:
             # It had committed before it was stopped, or it waited for a lock of nobody.
             assert before[1] == 1, "a replaced writer says that it saved"
             return "had saved"
+        told = (root / "outcome").read_text()
+        seen = ("LOCK: the lock file must stay", "only one run may write", "not below the newest")
+        assert any(words in told for words in seen), told
         _save(new, 8)
         assert _whole(new.latest()) == (8, 0)
         assert new.steps() == [7, 8], new.steps()

@@ -22,10 +22,14 @@ class Reporter:
 
     def __init__(self, told: int, hold: int) -> None:
         self._told, self._hold = told, hold
+        self.stops_after: str | None = None
+        """A line after which the child waits for its death."""
 
     def tell(self, text: str) -> None:
         """Send one line, all at once and without a buffer that a kill could empty."""
         os.write(self._told, text.encode() + b"\n")
+        if text == self.stops_after:
+            self.wait()
 
     def wait(self) -> None:
         """Stay here until the parent lets go."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from pathlib import Path
 
 SEED = 20_261_121
 NUM_NOTES = 3
+CONFIG = Path(__file__).parents[1] / "support" / "tiny.yaml"
 
 
 class LossError(Exception):
@@ -36,6 +39,18 @@ class Outcome:
         shown = {k: v for k, v in asdict(self).items() if k not in ("system", "notes")}
         counts = ", ".join(f"{key} {value}" for key, value in shown.items())
         return "\n  ".join([f"{self.system}: {counts}", *self.notes])
+
+
+def prepare(home: Path | None, scratch: Path) -> Path:
+    """Return a workspace in which the tiny pipeline ran; without one given it runs in `scratch`."""
+    if home is not None:
+        return home
+    command = [sys.executable, "-m", "rowstep.pipeline", "run", str(CONFIG)]
+    environment = {**os.environ, "ROWSTEP_HOME": str(scratch)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the tiny pipeline failed:\n{done.stdout}{done.stderr}")
+    return scratch
 
 
 def arguments(text: str | None, **defaults: int) -> argparse.Namespace:
@@ -73,4 +88,7 @@ def repeat(seed: int, loss: LossError) -> str:
     """Return the command that repeats the round of a loss; its log of before says the rest."""
     words = str(loss).split()
     only = ["--only", words[1].rstrip(",:")] if words[0] == "round" else []
-    return " ".join(["python", *sys.argv, "--seed", str(seed), *only])
+    # Where an option comes twice, the last one counts.
+    return " ".join(
+        ["python", *sys.argv, *([] if "--seed" in sys.argv else ["--seed", str(seed)]), *only]
+    )

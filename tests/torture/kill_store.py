@@ -33,7 +33,7 @@ class StoreOutcome(Outcome):
 
     kills: int = 0
     lost: int = 0
-    """Starts that found less than what was acknowledged, other bits, or nothing readable."""
+    """Starts after which an acknowledged step was gone: an older one, other bits, an error."""
     unreadable: int = 0
     """Starts that raised, so that somebody had to clean up."""
     acknowledged: int = 0
@@ -159,7 +159,7 @@ class Round:
         words = begin.split()
         if words[0] == "unreadable":
             outcome.unreadable += 1
-            self._lose(begin, outcome)
+            self._lose(begin, outcome, lost=self.acknowledged > 0)
             shutil.rmtree(self.root)
             self.root.mkdir()
             self.acknowledged = self.started = 0
@@ -174,8 +174,8 @@ class Round:
         saving = [int(x.split()[1]) for x in lines if x.startswith("saving ")]
         self.acknowledged, self.started = max([step, *saved]), max([step, *saving])
 
-    def _lose(self, what: str, outcome: StoreOutcome) -> None:
-        outcome.lost += 1
+    def _lose(self, what: str, outcome: StoreOutcome, *, lost: bool = True) -> None:
+        outcome.lost += lost
         told = f"acknowledged step {self.acknowledged}, and then: {what}"
         outcome.note(told)
 
@@ -206,7 +206,7 @@ def torture_store(
                     turn.kill_one(outcome)
                 else:
                     turn.look(outcome)
-                if outcome.lost and fail:
+                if fail and (outcome.lost or outcome.unreadable):
                     raise LossError(f"round {number}, kill {kill}: {outcome.notes[-1]}")
             shutil.rmtree(root)
     return outcome

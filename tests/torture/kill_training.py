@@ -20,9 +20,9 @@ from pathlib import Path
 
 import training_callbacks  # noqa: F401  loads Keras before the first fork
 from children import Child
-from harness import arguments, finish
+from harness import arguments, finish, prepare
 from sigterm import stop
-from tiny_training import NUM_BATCHES, VARIANTS, Result, prepare
+from tiny_training import NUM_BATCHES, VARIANTS, Result
 from training_round import PATIENCE_SECONDS, Training, TrainingOutcome
 
 import rowstep
@@ -48,7 +48,7 @@ def kill_one(training: Training, place: str) -> None:
         if training.done is None:
             raise training.fail("a start failed")
         return
-    alone = chance.random() < 0.5
+    alone = outcome.kills % 2 == 1
     child.kill(group=not alone)
     outcome.inside_a_write += training.unfinished()
     child.wait()

@@ -150,6 +150,7 @@ def train_once(name: str, root: Path, kill_after: str | None, log: Path) -> tupl
     """Train until the kill or the end; return the digest at the end, and the batches that ran."""
 
     def work(reporter: Reporter) -> None:
+        reporter.stops_after = kill_after  # a kill that comes late would meet a save
         digest = hashlib.sha256()
         for array in state_of(WAYS[name](root, reporter)):
             digest.update(array.tobytes())

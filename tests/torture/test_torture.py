@@ -65,7 +65,7 @@ def test_nothing_that_is_spoiled_goes_unnoticed() -> None:
 def test_killed_and_stopped_trainings_end_with_the_same_bits(tiny_home: Any) -> None:
     home = str(tiny_home.home)
     # Twelve times the grace of the long form: this machine may be doing other things.
-    counts = ("--kills", "4", "--signals", "1", "--grace", "60")
+    counts = ("--kills", "3", "--signals", "1", "--grace", "60")
     assert_passes("kill_training.py", *counts, "--home", home)
 
 

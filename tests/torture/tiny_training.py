@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +12,7 @@ import keras
 import tensorflow as tf
 import training_callbacks
 from children import Reporter
+from harness import CONFIG
 
 from rowstep.components.checkpoints import CheckpointStore
 from rowstep.components.data import split_files
@@ -22,7 +20,6 @@ from rowstep.components.job import TrainingInterruptedError, TrainJob
 from rowstep.components.train import train
 from rowstep.configs import load_config
 
-CONFIG = Path(__file__).parents[1] / "support" / "tiny.yaml"
 EVERY_STEPS = 10
 EPOCHS = 6
 NUM_BATCHES = 43
@@ -57,18 +54,6 @@ class Result(NamedTuple):
     digest: str
     meta: dict[str, Any]
     metrics: dict[str, float]
-
-
-def prepare(home: Path | None, scratch: Path) -> Path:
-    """Return a workspace in which the tiny pipeline ran; without one given it runs here."""
-    if home is not None:
-        return home
-    command = [sys.executable, "-m", "rowstep.pipeline", "run", str(CONFIG)]
-    environment = {**os.environ, "ROWSTEP_HOME": str(scratch)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the tiny pipeline failed:\n{done.stdout}{done.stderr}")
-    return scratch
 
 
 def make_job(home: Path, folder: Path, *overrides: str) -> TrainJob:

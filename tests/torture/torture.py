@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from harness import SEED
+from harness import SEED, prepare
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
@@ -68,18 +68,6 @@ def run(name: str, arguments: list[str], scratch: Path) -> Rows:
     if subprocess.run(command, env={**os.environ, **quiet}).returncode:
         sys.exit(1)
     return json.loads(counts.read_text())
-
-
-def prepared(arguments: argparse.Namespace, scratch: Path) -> Path:
-    """Return a workspace in which the tiny pipeline ran, made once for all harnesses."""
-    if arguments.home:
-        return arguments.home
-    print("== the tiny pipeline, for examples to train on", flush=True)
-    home = scratch / "home"
-    config = HERE.parent / "support" / "tiny.yaml"
-    command = [sys.executable, "-m", "rowstep.pipeline", "run", str(config)]
-    subprocess.run(command, env={**os.environ, "ROWSTEP_HOME": str(home)}, check=True)
-    return home
 
 
 def table(rows: Rows) -> list[str]:
@@ -166,7 +154,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows: Rows = []
     with tempfile.TemporaryDirectory() as folder:
-        home = prepared(arguments, Path(folder))
+        home = prepare(arguments.home, Path(folder) / "home")
         for name, amounts in (SHORT if arguments.short else LONG).items():
             common = ["--seed", str(arguments.seed), "--home", str(home)]
             rows += run(name, [*amounts, *common], Path(folder))
