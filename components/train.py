@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_transform as tft
 
 from rowstep.components.build import build_optimizer
@@ -128,6 +129,8 @@ def _new_state(
     config: RunConfig, transform_output: Any, label_mean: float, num_steps: int
 ) -> TrainingState:
     model = build_model(config, num_rows(config, transform_output), label_mean)
+    # `build_model` has seeded all other generators; TensorFlow seeds this one by chance.
+    tf.random.set_global_generator(tf.random.Generator.from_seed(config.train.seed))
     schedules: list[OffsetSchedule] = []
     optimizer = build_optimizer(config.optimizer, num_steps, schedules)
     optimizer.build(model.trainable_variables)

@@ -67,9 +67,12 @@ def _install() -> None:
     local_disk._WrittenFile.write = write  # type: ignore[method-assign]
 
 
+_size = 700
+
+
 def _groups(step: int, attempt: int) -> dict[str, list[tuple[str, np.ndarray]]]:
     value = 10 * step + attempt
-    return {"model": [("w", np.full(700, value)), ("b", np.array(value))], "optimizer": []}
+    return {"model": [("w", np.full(_size, value)), ("b", np.array(value))], "optimizer": []}
 
 
 def _save(store: CheckpointStore, step: int, attempt: int = 0) -> None:
@@ -263,14 +266,20 @@ def _take_over(root: Path, process: int) -> str:
 
 
 def loop(template: Path, root: Path, num_kills: int) -> Counter[str]:
-    """Kill a process that saves without a pause, at random times."""
+    """Kill a process that saves without a pause: at random times, and inside a save."""
+    global _size
+    _size = 200_000  # so that most of the time is spent in the save itself
+    shutil.rmtree(template)
+    _prepare(template)
     chance, counts, acknowledged = random.Random(11), Counter[str](), 2
     shutil.copytree(template, root)
-    for _ in range(num_kills):
+    for number in range(num_kills):
         process, read_end = _saving_for_ever(root)
         with open(read_end) as lines:
             last = [lines.readline() for _ in range(chance.randrange(1, 4))][-1]
             time.sleep(chance.uniform(0, 0.02))
+            if number % 2:
+                _wait_for_a_save(root)
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
             told = [last, *lines.read().splitlines()]
@@ -284,6 +293,12 @@ def loop(template: Path, root: Path, num_kills: int) -> Counter[str]:
         acknowledged = found
     counts["steps"] = acknowledged
     return counts
+
+
+def _wait_for_a_save(root: Path) -> None:
+    for _ in range(100_000):
+        if any(name.startswith(".tmp-save-") for name in os.listdir(root)):
+            return
 
 
 def _saving_for_ever(root: Path) -> tuple[int, int]:

@@ -30,7 +30,8 @@ NUM_ROWS = 16
 LARGE_ROWS = 100_000_000 // (16 * 4 * 3)
 BLOCK = 512
 MEMORY = 8 * 2**30  # a damaged length must not take the machine down
-SILENT = ("wrong numbers", "an older step without a word", "nothing without a word")
+WRONG = ("wrong numbers", "nothing without a word")
+OLDER = "an older step without a word"
 
 
 class Case(NamedTuple):
@@ -49,12 +50,14 @@ class CorruptOutcome(Outcome):
     num_bytes: int = 0
     tried: dict[str, int] = field(default_factory=dict)
     silent: dict[str, int] = field(default_factory=dict)
+    older: dict[str, int] = field(default_factory=dict)
+    """Starts that took the step before without a word; the only silent one that is not wrong."""
     results: dict[str, int] = field(default_factory=dict)
 
     def count(self, case: Case, result: str) -> None:
         self.tried[case.kind] = self.tried.get(case.kind, 0) + 1
-        self.silent.setdefault(case.kind, 0)
-        self.silent[case.kind] += result in SILENT
+        for counts, found in ((self.silent, WRONG), (self.older, (OLDER,))):
+            counts[case.kind] = counts.get(case.kind, 0) + (result in found)
         self.results[result] = self.results.get(result, 0) + 1
 
 
@@ -107,15 +110,15 @@ def result_of(system: System, root: Path) -> str:
     except Exception:
         return "refused"
     if found.arrays is None:
-        return "refused" if found.problems else SILENT[2]
+        return "refused" if found.problems else WRONG[1]
     if not same(found.arrays, arrays_of(found.step, NUM_ROWS)) or found.step not in (
         1,
         2,
     ):
-        return SILENT[0]
+        return WRONG[0]
     if found.step == 2:
         return "unharmed"
-    return "the step before, and said so" if found.problems else SILENT[1]
+    return "the step before, and said so" if found.problems else OLDER
 
 
 def try_cases(
@@ -177,7 +180,7 @@ def corrupt(
             results = run_batch(system, root, whole, cases, log)
             for (number, case), result in zip(cases, results, strict=False):
                 outcome.count(case, result)
-                if result in SILENT:
+                if result in (*WRONG, OLDER):
                     outcome.note(f"case {number}: {case.kind} of {case.file}: {result}")
                     if fail:
                         raise LossError(f"round {number}: {outcome.notes[-1]}")
@@ -247,7 +250,7 @@ def main() -> list[Outcome]:
     outcomes: list[Outcome] = [
         corrupt(Rowstep(), options.seed, at_most=options.cases or None, only=options.only)
     ]
-    if options.only is None:
+    if options.only is None and options.flips:
         outcomes.append(corrupt_large(options.flips, options.seed))
     return outcomes
 

@@ -124,7 +124,7 @@ class Round:
         child.bury()
 
     def _point(self) -> tuple[str, int, bool] | None:
-        if self.system.needs_tensorflow or self.chance.random() < 0.4:
+        if not self.system.crash_points or self.chance.random() < 0.4:
             return None
         place = self.chance.choice(["write"] * 6 + ["cleanup", "read"])
         return (
@@ -136,7 +136,7 @@ class Round:
     def _aim(self, child: Child, point: tuple[str, int, bool] | None) -> str:
         chance = self.chance
         if point is not None:
-            deadline = time.monotonic() + 2.0  # a call that this system may never make
+            deadline = time.monotonic() + 2.0  # a call that may never come
             while time.monotonic() < deadline and (line := child.next_line(2.0)) is not None:
                 if line.startswith("at "):
                     if not point[2]:

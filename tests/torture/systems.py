@@ -5,7 +5,6 @@ All of them keep the same arrays, so that every harness can compare what comes b
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,7 +60,8 @@ class System(Protocol):
     """One way to keep state."""
 
     name: str
-    needs_tensorflow: bool
+    crash_points: bool
+    """Whether Python sees its calls to the file system, in folders that name their state."""
 
     def version(self) -> str: ...
 
@@ -76,7 +76,7 @@ class Rowstep:
     """The store of this package."""
 
     name = "rowstep"
-    needs_tensorflow = False
+    crash_points = True
 
     def version(self) -> str:
         import rowstep
@@ -112,7 +112,7 @@ class Savez:
     """`numpy.savez` of the list that get_weights gives, over the file of the last save."""
 
     name = "np.savez, in place"
-    needs_tensorflow = False
+    crash_points = False
 
     def version(self) -> str:
         return f"NumPy {np.__version__}"
@@ -132,7 +132,3 @@ class Savez:
                 np.savez(root / "state.npz", *arrays.values())
 
         yield Saver()
-
-
-def python_version() -> str:
-    return f"Python {platform.python_version()}"

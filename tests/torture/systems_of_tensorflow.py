@@ -18,7 +18,7 @@ class BackupAndRestore:
     """`keras.callbacks.BackupAndRestore`, driven by the hooks that `fit` calls."""
 
     name = "Keras BackupAndRestore"
-    needs_tensorflow = True
+    crash_points = False
 
     def __init__(self, *, double_checkpoint: bool = False) -> None:
         self.double_checkpoint = double_checkpoint
@@ -109,7 +109,7 @@ class CheckpointManager:
     """`tf.train.CheckpointManager`, which keeps three."""
 
     name = "tf.train.CheckpointManager"
-    needs_tensorflow = True
+    crash_points = False
 
     def version(self) -> str:
         return f"TensorFlow {tf.__version__}"

@@ -39,8 +39,8 @@ SHORT = {
 EXPLANATION = """\
 Every system keeps the same arrays and is killed with `kill -9` by the same schedule, at random
 times and inside saves. Then its checkpoint of a few KB is spoiled: every byte of rowstep's, a
-random sample of the others'. *Silent* is a start that takes wrong numbers, or an older state or
-none, without an error or a warning.
+random sample of the others'. *Silent* is a start that takes wrong numbers, or nothing at all,
+without an error or a warning; one that takes an older state without saying so is counted apart.
 For the last column a training is killed in mid-epoch and goes on; for the others it is a small
 Keras model with dropout on data in a fixed order. BackupAndRestore saves every 10 batches,
 `np.savez` keeps the list of weights and optimizer variables and no position in the data, and
@@ -79,14 +79,18 @@ def table(rows: Rows) -> list[str]:
     ]
     for kills in (row for row in rows if row["kind"] == "StoreOutcome"):
         [spoiled] = of(rows, "CorruptOutcome", kills["system"])
-        flips, cuts = (
-            f"{spoiled['silent'][kind]} of {spoiled['tried'][kind]}"
-            for kind in ("bit flip", "truncation")
-        )
+        flips, cuts = unnoticed(spoiled, "bit flip"), unnoticed(spoiled, "truncation")
         name = f"{kills['system']} ({kills['version']})"
         cells = [name, kills["kills"], kills["lost"], kills["unreadable"], flips, cuts]
         lines.append(f"| {' | '.join(map(str, cells))} | {resumes(rows, kills['system'])} |")
     return lines
+
+
+def unnoticed(spoiled: dict[str, Any], kind: str) -> str:
+    """Say how often a damaged state was taken for a whole one, or for none at all."""
+    older = spoiled["older"][kind]
+    more = f"; {older} took the step before" if older else ""
+    return f"{spoiled['silent'][kind]} of {spoiled['tried'][kind]}{more}"
 
 
 def of(rows: Rows, kind: str, system: str) -> Rows:
