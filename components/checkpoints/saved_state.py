@@ -39,6 +39,7 @@ from rowstep.components.checkpoints.medium import Draft, Medium
 from rowstep.components.checkpoints.retention import parse_folder
 
 _NUM_READERS = 2
+_WORTH_A_THREAD_BYTES = 2**23
 Groups = Mapping[str, Iterable[tuple[str, np.ndarray]]]
 
 
@@ -264,9 +265,14 @@ def open_verified(medium: Medium, folder: str) -> SavedState:
     Cost: one read of all files, 4 MiB of memory.
     """
     manifest = read_manifest(medium, folder)
-    # Two files at a time: the disk reads one while the other is summed up.
-    with _judged(f"{medium.where}/{folder}"), ThreadPoolExecutor(_NUM_READERS) as readers:
-        list(readers.map(partial(check_file, medium, folder), manifest.records))
+    check = partial(check_file, medium, folder)
+    with _judged(f"{medium.where}/{folder}"):
+        if manifest.num_bytes < _WORTH_A_THREAD_BYTES:
+            for record in manifest.records:
+                check(record)
+        else:  # two files at a time: the disk reads one while the other is summed up
+            with ThreadPoolExecutor(_NUM_READERS) as readers:
+                list(readers.map(check, manifest.records))
     return SavedState(medium, folder, manifest)
 
 

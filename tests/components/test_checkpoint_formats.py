@@ -205,7 +205,7 @@ def test_random_nonsense_never_gets_past_the_check(folder: Path) -> None:
     chance = random.Random(3)
     values = [None, True, -1, 0, 2**70, 1.5, "", "x", [], {}, [[]], {"a": 1}, [0], "<f4", "|O"]
     before, num_refused = read_manifest(folder), 0
-    for _ in range(600):
+    for _ in range(300):
         body = copy.deepcopy(before)
         for container, key in chance.sample(places(body), chance.choice([1, 1, 2, 3])):
             if isinstance(container, dict) and chance.random() < 0.2:
@@ -221,7 +221,7 @@ def test_random_nonsense_never_gets_past_the_check(folder: Path) -> None:
         for group in state.groups:  # what got through changed something else, such as meta
             for source in state.sources(group).values():
                 source.read()
-    assert num_refused > 400
+    assert num_refused > 200
 
 
 @pytest.mark.parametrize(
