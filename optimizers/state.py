@@ -72,7 +72,7 @@ class PiecedArray(Protocol):
 
 
 _MOST_NAMED = 8
-_NUM_THREADS = 4
+_NUM_THREADS = 2
 _RATE = re.compile(r"learning_rate(/\d+)?")
 
 
@@ -290,6 +290,7 @@ def _assign_pieces(variable: Any, array: PiecedArray) -> None:
     if not in_place:  # under a strategy, or on a mesh
         variable.assign(_whole(array))
         return
+    row_type = np.int32 if num_rows < 2**31 else np.int64
     for first, rows in array.pieces():
         if len(rows) == num_rows:
             variable.assign(np.asarray(rows).reshape(array.shape))
@@ -297,7 +298,7 @@ def _assign_pieces(variable: Any, array: PiecedArray) -> None:
         # The op never copies the variable. On a CPU it takes aligned NumPy memory as it is; a
         # transfer to a GPU may still read the rows when the next ones come.
         updates = rows if "CPU" in native.device else np.array(rows)
-        row_ids = np.arange(first, first + len(rows))
+        row_ids = np.arange(first, first + len(rows), dtype=row_type)
         tf.raw_ops.ResourceScatterUpdate(resource=native.handle, indices=row_ids, updates=updates)
     # Otherwise every plain read copies the variable from now on: dense optimizers read all of it.
     tf.raw_ops.DisableCopyOnRead(resource=native.handle)

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,8 +18,10 @@ import numpy as np
 from rowstep import RowstepError
 from rowstep.components.checkpoints.medium import Medium
 
-# A piece stays in the processor's cache between reading, summing up and assigning.
+# A piece stays in the processor's cache between reading, summing up and writing. One that goes to
+# TensorFlow is larger, because each call costs as much as copying a good part of it.
 _PIECE_BYTES = 2 * 2**20
+_ASSIGNED_BYTES = 4 * 2**20
 _ALIGNMENT = 64  # of memory that TensorFlow takes without a copy
 # NumPy's .npy header cannot name these types: the bits are stored as integers of the same width.
 _STORED_AS = {"bfloat16": "<u2", "float8_e4m3fn": "|u1", "float8_e5m2": "|u1"}
@@ -93,10 +95,17 @@ def as_storable(value: Any, where: str) -> np.ndarray:
     return array
 
 
-def write_array(file: BinaryIO, array: np.ndarray) -> tuple[int, int]:
+def write_array(
+    file: BinaryIO, array: np.ndarray, on_written: Callable[[np.ndarray], object] | None = None
+) -> tuple[int, int]:
     """Stream an array into a file in `.npy` form; return the length and checksum of the file.
 
     Arrays that are not C-contiguous are written in C order, copied piece by piece.
+
+    Args:
+        file: open for writing.
+        array: what to write.
+        on_written: is given each piece after it was written.
 
     Raises:
         OSError: the disk refuses.
@@ -114,6 +123,8 @@ def write_array(file: BinaryIO, array: np.ndarray) -> tuple[int, int]:
         crc = google_crc32c.extend(crc, piece)  # first: then the write finds the piece in the cache
         file.write(piece.data)
         num_bytes += piece.nbytes
+        if on_written is not None:
+            on_written(piece)
     return num_bytes, crc
 
 
@@ -187,7 +198,7 @@ def read_pieces(
     stored = _stored_type(record)
     shape = record.shape or (1,)
     row_bytes = stored.itemsize * math.prod(shape[1:])
-    num_rows = max(min(shape[0], _PIECE_BYTES // max(row_bytes, 1)), 1)
+    num_rows = max(min(shape[0], _ASSIGNED_BYTES // max(row_bytes, 1)), 1)
     with medium.open(folder, record.file) as file:
         crc = _read_header(file, record)
         data = _aligned(num_rows * row_bytes if shape[0] else 0)

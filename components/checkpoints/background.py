@@ -24,6 +24,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from rowstep.components.checkpoints.array_files import CheckpointError
+from rowstep.components.checkpoints.forked_memory import ForkedMemory
 from rowstep.components.checkpoints.store import CheckpointStore
 
 Groups = Mapping[str, Iterable[tuple[str, np.ndarray]]]
@@ -230,7 +231,7 @@ class _Fork:
 def _write_and_exit(
     store: CheckpointStore,
     step: int,
-    groups: Groups,
+    groups: Mapping[str, list[tuple[str, np.ndarray]]],
     meta: Mapping[str, Any],
     metrics: Mapping[str, float] | None,
     pipe: int,
@@ -244,8 +245,10 @@ def _write_and_exit(
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         store.problems.clear()
         error = None
+        arrays = [array for pairs in groups.values() for _, array in pairs]
+        memory = ForkedMemory(array for array in arrays if isinstance(array, np.ndarray))
         try:
-            store.save(step, groups, meta, metrics=metrics)
+            store.save(step, groups, meta, metrics=metrics, on_written=memory.give_back)
         except CheckpointError as failure:
             error = str(failure)
         report = {"error": error, "problems": store.problems[:20], "trusted": store.trusted}

@@ -54,7 +54,7 @@ def open_checkpoint(
     Raises:
         CheckpointError: there is none, it is damaged, or it may not be read.
 
-    Cost: one read of all files, 4 MiB of memory.
+    Cost: one read of all files, two pieces of 2 MiB in memory.
     """
     place = _text(where).rstrip("/")
     root, _, folder = (place if "://" in place else os.path.abspath(place)).rpartition("/")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -174,7 +174,7 @@ class SavedArray:
         Raises:
             CheckpointError: the bytes changed since they were verified; known after the last piece.
 
-        Cost: memory for one piece of 2 MiB, or of one row where a row is longer.
+        Cost: memory for one piece of 4 MiB, or of one row where a row is longer.
         """
         pieces = read_pieces(self.state.medium, self.state.folder, self.record)
         while True:
@@ -195,13 +195,19 @@ class SavedArray:
             ) from error
 
 
-def write_state(draft: Draft, groups: Groups, manifest: Manifest) -> None:
+def write_state(
+    draft: Draft,
+    groups: Groups,
+    manifest: Manifest,
+    on_written: Callable[[np.ndarray], object] | None = None,
+) -> None:
     """Write all arrays into an empty folder, and the manifest last.
 
     Args:
         draft: the folder.
         groups: group name to (name, array) pairs, taken one at a time.
         manifest: what else to say; its groups, records, date and writer are filled in here.
+        on_written: as `write_array` takes it.
 
     Raises:
         CheckpointError: two arrays of a group share a name, or one cannot be stored.
@@ -220,7 +226,7 @@ def write_state(draft: Draft, groups: Groups, manifest: Manifest) -> None:
             # Numbered by us, since the names of variables may hold anything.
             file_name = f"array-{len(records):05d}.npy"
             with draft.create(file_name) as file:
-                written = write_array(file, array)
+                written = write_array(file, array, on_written)
             dtype = type_name(value.dtype)
             records.append(
                 ArrayRecord(group, len(names), name, array.shape, dtype, file_name, *written)
@@ -262,7 +268,7 @@ def open_verified(medium: Medium, folder: str) -> SavedState:
         DamageError: the bytes are not what was saved, or some are missing.
         CheckpointError: a newer rowstep wrote it, or this user may not read it.
 
-    Cost: one read of all files, 4 MiB of memory.
+    Cost: one read of all files, two pieces of 2 MiB in memory.
     """
     manifest = read_manifest(medium, folder)
     check = partial(check_file, medium, folder)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
+
+import numpy as np
 
 from rowstep.components.checkpoints import messages
 from rowstep.components.checkpoints.array_files import CheckpointError, DamageError, ReadError
@@ -103,6 +105,8 @@ class CheckpointStore:
         groups: Groups,
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None = None,
+        *,
+        on_written: Callable[[np.ndarray], object] | None = None,
     ) -> str:
         """Commit one checkpoint: afterwards it is there as a whole, or not at all.
 
@@ -115,6 +119,8 @@ class CheckpointStore:
                 generator keeps the memory at one array.
             meta: anything that JSON gives back unchanged.
             metrics: what was measured at this step, for `Best`; lower is better.
+            on_written: is given each piece of an array after it was written; nothing reads the
+                piece again.
 
         Returns:
             Where the checkpoint lies.
@@ -138,7 +144,7 @@ class CheckpointStore:
         draft = None
         try:
             draft = self.medium.begin(name)
-            write_state(draft, groups, manifest)
+            write_state(draft, groups, manifest, on_written)
             draft.commit()
         except BaseException as error:
             if draft is not None:
