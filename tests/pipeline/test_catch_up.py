@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from rowstep.components.checkpoints import open_checkpoint
+from rowstep.components.vocabularies import load_vocabularies
+
 pytestmark = pytest.mark.slow
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -34,8 +37,11 @@ class Home:
         self.outputs: list[str] = []
 
     def write_day(self, day: int) -> None:
-        """Write the partition of a day of January 2026; the same ids every day."""
-        rows = [f"u{i % 40},i{(i * day) % 25},{(i * day) % 5 + 1},{day}{i:04}" for i in range(1200)]
+        """Write the partition of a day of January 2026; every day ten users come and ten go."""
+        users = [f"u{10 * day + i % 40}" for i in range(1200)]
+        rows = [
+            f"{u},i{(i * day) % 25},{(i * day) % 5 + 1},{day}{i:04}" for i, u in enumerate(users)
+        ]
         text = "\n".join(["user_id,item_id,rating,timestamp", *rows]) + "\n"
         temporary = self.root / "unfinished"
         temporary.write_text(text)
@@ -172,6 +178,27 @@ def test_a_day_that_came_late_is_named_and_left_alone(caught_up: Home) -> None:
     last = caught_up.outputs[-1]
     assert "no run has read 2026-01-03, and newer spans are trained." in last
     assert "no span has come since 2026-01-05." in last
+
+
+def keys_of(run: dict[str, Any]) -> dict[str, set[bytes]]:
+    """Return the keys that the tables of a run's last checkpoint were trained with."""
+    saved = open_checkpoint(run["result"]["training"]["checkpoint"])
+    return {name: set(found.iter_keys()) for name, found in load_vocabularies(saved).items()}
+
+
+def test_rows_of_yesterdays_keys_are_kept_and_those_of_new_keys_begin_afresh(
+    caught_up: Home,
+) -> None:
+    runs = caught_up.runs()
+    for yesterday, today in ((1, 2), (2, 4), (4, 5)):
+        before, after = keys_of(runs[yesterday]), keys_of(runs[today])
+        notices = [e["text"] for e in caught_up.events(today) if "rows kept" in e.get("text", "")]
+        for name in ("user_id", "item_id"):
+            kept = len(before[name] & after[name]) + 1  # and the row of unknown keys
+            gone, new = len(before[name] - after[name]), len(after[name] - before[name])
+            assert f"{name}: {kept} rows kept, {gone} dropped, {new} new" in notices[0]
+    assert len(keys_of(runs[2])["user_id"]) == 50
+    assert len(keys_of(runs[2])["user_id"] - keys_of(runs[4])["user_id"]) == 20
 
 
 def test_runs_are_listed_with_their_spans(caught_up: Home) -> None:
