@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rowstep.components.tracking_journal import Ack, Journal, Target, TrackingError
+from rowstep.components.tracking.journal import Ack, Journal, Target, TrackingError
 
 TARGET = Target("http://host", "ratings", "first", "key-1")
 

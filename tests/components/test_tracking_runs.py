@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rowstep.components.tracking import Tracker, TrackingError, open_tracker, sync
-from rowstep.components.tracking_journal import Journal
+from rowstep.components.tracking.journal import Journal
 
 mlflow = pytest.importorskip("mlflow")
 
@@ -191,7 +191,7 @@ def test_a_report_that_mlflow_refuses_is_put_aside_and_the_rest_arrives(
 def test_a_running_training_is_not_replayed_by_somebody_else(
     started: OpenTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rowstep.components.tracking_journal._LOCK_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("rowstep.components.tracking.journal._LOCK_WAIT_SECONDS", 0.0)
     training = started()
     with pytest.raises(TrackingError, match="only one process may send these reports"):
         sync(tmp_path / "key-1")

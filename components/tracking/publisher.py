@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rowstep.components.tracking_journal import Ack, Journal, TrackingError
-from rowstep.components.tracking_run import MlflowRun, is_refusal
-from rowstep.components.tracking_text import explain, is_sqlite, redact_uri
+from rowstep.components.tracking.journal import Ack, Journal, TrackingError
+from rowstep.components.tracking.run import MlflowRun, is_refusal
+from rowstep.components.tracking.text import explain, is_sqlite, redact_uri
 
 _FLUSH_SECONDS = 2.0
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rowstep.components.tracking_journal import Ack, Target, TrackingError
-from rowstep.components.tracking_text import MAX_TAG_CHARACTERS, is_sqlite
+from rowstep.components.tracking.journal import Ack, Target, TrackingError
+from rowstep.components.tracking.text import MAX_TAG_CHARACTERS, is_sqlite
 
 # Older servers refuse a repeated request that has more keys than this.
 _MAX_KEYS = 100

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from rowstep.components.tracking_journal import Journal, Target, TrackingError
-from rowstep.components.tracking_outbox import CloseReport, Outbox, Status, finish
-from rowstep.components.tracking_text import check_uri, redact_uri
+from rowstep.components.tracking.journal import Journal, Target, TrackingError
+from rowstep.components.tracking.outbox import CloseReport, Outbox, Status, finish
+from rowstep.components.tracking.text import check_uri, redact_uri
 
 __all__ = [
     "CloseReport",

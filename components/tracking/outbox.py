@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from rowstep.components.tracking_journal import (
+from rowstep.components.tracking.journal import (
     JOURNAL,
     Journal,
     Target,
     TrackingError,
     read_ack,
 )
-from rowstep.components.tracking_publisher import Publisher
-from rowstep.components.tracking_text import (
+from rowstep.components.tracking.publisher import Publisher
+from rowstep.components.tracking.text import (
     clean_name,
     clean_tags,
     param_text,

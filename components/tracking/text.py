@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from rowstep.components.tracking_journal import Target, TrackingError
+from rowstep.components.tracking.journal import Target, TrackingError
 
 MAX_TAG_CHARACTERS = 5000
 
