@@ -14,6 +14,8 @@ import tensorflow as tf
 from checkpoint_parts.machine import flush
 from checkpoint_parts.training import Training, checksum
 
+from rowstep.components.checkpoints import CheckpointStore, SavedState
+from rowstep.components.checkpoints.background import Saver
 from rowstep.optimizers.state import (
     get_weights,
     iter_named_state,
@@ -46,30 +48,32 @@ class BackgroundSave:
 
 
 def save_rowstep(training: Training, folder: Path) -> None:
-    from rowstep.components.checkpoints import CheckpointStore
-
     store = CheckpointStore(folder / "store")
     with store.lock():
         store.save(3, {"optimizer": iter_named_state(training.optimizer)}, {"epoch": 0})
 
 
-def restore_rowstep(training: Training, folder: Path) -> dict[str, float]:
-    from rowstep.components.checkpoints import CheckpointStore
-
-    start = time.perf_counter()
+def verify_rowstep(folder: Path) -> SavedState:
     saved = CheckpointStore(folder / "store").latest()
     if saved is None:
         raise RuntimeError(f"{folder}: there is no checkpoint.")
-    verified = time.perf_counter()
+    return saved
+
+
+def load_rowstep(training: Training, saved: SavedState) -> None:
     load_named_state(training.optimizer, saved.sources("optimizer"))
+
+
+def restore_rowstep(training: Training, folder: Path) -> dict[str, float]:
+    start = time.perf_counter()
+    saved = verify_rowstep(folder)
+    verified = time.perf_counter()
+    load_rowstep(training, saved)
     return {"verify": verified - start, "load": time.perf_counter() - verified}
 
 
 @contextmanager
 def background_rowstep(training: Training, folder: Path) -> Iterator[BackgroundSave]:
-    from rowstep.components.checkpoints import CheckpointStore
-    from rowstep.components.checkpoints.background import Saver
-
     store = CheckpointStore(folder / "store")
     with store.lock():
         saver = Saver(store)

@@ -198,7 +198,7 @@ def test_rows_of_yesterdays_keys_are_kept_and_those_of_new_keys_begin_afresh(
             gone, new = len(before[name] - after[name]), len(after[name] - before[name])
             assert f"{name}: {kept} rows kept, {gone} dropped, {new} new" in notices[0]
     assert len(keys_of(runs[2])["user_id"]) == 50
-    assert len(keys_of(runs[2])["user_id"] - keys_of(runs[4])["user_id"]) == 20
+    assert len(keys_of(runs[2])["user_id"] - keys_of(runs[4])["user_id"]) == 30
 
 
 def test_runs_are_listed_with_their_spans(caught_up: Home) -> None:

@@ -42,10 +42,11 @@ def stop(training: Training, grace_seconds: float) -> None:
         return
     if code != 0 or not told:
         raise training.fail(f"SIGTERM: no interruption within {seconds:.1f} s, exit code {code}")
-    if committed(training.folder) != training.done_batches:
-        step = committed(training.folder)
-        raise training.fail(f"SIGTERM: step {step} saved, {training.done_batches} batches done")
-    training.stopped = True
+    # An earlier start may have come further before it was killed; this one has to save its own.
+    step = committed(training.folder)
+    if step != training.last_step:
+        raise training.fail(f"SIGTERM: step {step} saved, {training.last_step} was the last batch")
+    training.done_batches, training.stopped = step, True
     outcome.signals += 1
     outcome.signals_in_a_write += unfinished
     outcome.double_signals += twice

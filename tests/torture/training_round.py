@@ -78,6 +78,8 @@ class Training:
         self.done: str | None = None
         """The result, once a start has come to its end."""
         self.done_batches = self.newest = 0
+        self.last_step = 0
+        """That of the last batch of the last start; the newest committed one if it ran none."""
         self.stopped = False
         """Whether the last start ended by a signal, after which no batch may run again."""
         self.orphan: Child | None = None
@@ -141,6 +143,7 @@ class Training:
             self.done_batches = max(self.done_batches, steps[-1])
             self.stopped = False
         self.outcome.executed_batches += len(steps)
+        self.last_step = steps[-1] if steps else committed(self.folder)
         self.newest = committed(self.folder)
 
     def _check_start(self, step: int) -> None:
