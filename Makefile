@@ -3,7 +3,7 @@
 # PYTHON runs the set-up only; ROWSTEP_PYTHON names the Python 3.10 to use.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all test-gpu torture lint format schema wheel bench docker lock clean
+.PHONY: help setup run test test-all test-gpu test-mlflow-oldest torture lint format schema wheel bench docker lock clean
 
 PYTHON ?= python3
 CONFIG ?= configs/quickstart.yaml
@@ -17,6 +17,7 @@ help:
 	@echo "make test      the default tests          (ARGS='-k name')"
 	@echo "make test-all  the slow ones too"
 	@echo "make test-gpu  those that need an accelerator"
+	@echo "make test-mlflow-oldest  the tracking against the oldest MLflow that is supported"
 	@echo "make torture   kill, stop and spoil checkpoints for an hour  (ARGS='--seed 2')"
 	@echo "make lint      formatting, ruff, mypy;  make format mends the first"
 	@echo "make schema    write configs/schema.json"
@@ -40,6 +41,21 @@ test-all: setup
 
 test-gpu: setup
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+# The tracking imports neither TensorFlow nor TFX, so an environment of its own is small. What
+# SQLAlchemy tells the old MLflow to write differently is not ours to mend.
+OLDEST := build/mlflow-oldest
+MLFLOW_OLDEST ?= 3.1.4
+
+test-mlflow-oldest: setup
+	@rm -rf build/lib build/bdist.*
+	@test -x $(OLDEST)/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python $(OLDEST)
+	@$(BIN)/uv pip install --quiet --python $(OLDEST)/bin/python \
+	  "mlflow==$(MLFLOW_OLDEST)" matplotlib "pytest>=8"
+	@$(BIN)/uv pip install --quiet --no-deps --reinstall-package rowstep \
+	  --python $(OLDEST)/bin/python .
+	@$(OLDEST)/bin/python -m pytest -W ignore::DeprecationWarning \
+	  tests/components/test_tracking_*.py $(ARGS)
 
 torture: setup
 	@$(BIN)/python tests/torture/torture.py $(ARGS)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rowstep.components.checkpoints import CheckpointError, CheckpointStore
     from rowstep.components.component import RecTrainer
     from rowstep.components.data_errors import DataError
+    from rowstep.components.fit_logger import MlflowLogger
     from rowstep.components.job import (
         DivergedError,
         TrainingInterruptedError,
@@ -35,6 +36,7 @@ _HOMES = {
     "CheckpointStore": "checkpoints",
     "DataError": "data_errors",
     "DivergedError": "job",
+    "MlflowLogger": "fit_logger",
     "RecTrainer": "component",
     "TrackingError": "tracking",
     "TrainJob": "job",
@@ -47,6 +49,7 @@ __all__ = [
     "CheckpointStore",
     "DataError",
     "DivergedError",
+    "MlflowLogger",
     "RecTrainer",
     "TrackingError",
     "TrainJob",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,10 @@ class TrainingLoop:
             epochs=train.epochs,
             steps=self.examples.num_steps(train.batch_size),
         )
-        step, evaluate = self._compile_step(), self._compile_evaluation()
+        # Two graphs of one step: what nobody asked for is not measured.
+        step = self._compile_step(self._apply)
+        observed = self._compile_step(self.log.optimizer.observer.apply)
+        evaluate = self._compile_evaluation()
         self._saved_at = (state.step, time.monotonic())
         random_state()  # makes the generators that are missing, before the first draw and not after
         hooks.on_train_begin()
@@ -65,7 +68,7 @@ class TrainingLoop:
             self._settle()
             if state.batch == 0:
                 state.metrics.reset()
-            self._epoch(step, hooks)
+            self._epoch(step, observed, hooks)
             self._end_epoch(evaluate(), hooks)
             self.stop_if_asked()
         hooks.on_train_end()
@@ -95,7 +98,7 @@ class TrainingLoop:
         if going_on and self.config.checkpoint.keep_best is not None:
             self._save()
 
-    def _epoch(self, step: Any, hooks: keras.callbacks.CallbackList) -> None:
+    def _epoch(self, step: Any, observed: Any, hooks: keras.callbacks.CallbackList) -> None:
         state, train = self.state, self.config.train
         if state.model.stop_training and state.batch > 0:
             return  # asked for before the resume; what is left of this epoch is its evaluation
@@ -108,12 +111,13 @@ class TrainingLoop:
         )
         for features, labels in batches:
             hooks.on_train_batch_begin(state.batch)
-            loss = self._run(step, features, labels)
+            chosen = observed if self.log.observes(state.step + 1) else step
+            loss, statistics = self._run(chosen, features, labels)
             state.step += 1
             state.batch += 1
             state.window_steps += 1
             hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
-            self.log.step()
+            self.log.step(None if statistics is None else statistics.numpy())
             self.stop_if_asked()
             # While one is being written the next one waits, and the training does not.
             if not self.saver.busy and self._checkpoint_is_due():
@@ -150,24 +154,28 @@ class TrainingLoop:
             "Run the same command again to go on."
         )
 
-    def _compile_step(self) -> Any:
+    def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        self.state.optimizer.apply(gradients, variables)
+
+    def _compile_step(self, apply: Callable[[Sequence[Any], Sequence[Any]], Any]) -> Any:
+        """Return one step: features and labels in, (loss, what `apply` returns) out."""
         state = self.state
         for schedule in state.schedules:
             schedule.first_step = state.first_iteration
         features, labels = self.examples.in_order(1).element_spec
 
         @tf.function(input_signature=[features, labels])
-        def step(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tf.Tensor:
+        def step(features: dict[str, tf.Tensor], labels: tf.Tensor) -> tuple[tf.Tensor, Any]:
             with tf.GradientTape() as tape:
                 scores = state.model(features, training=True)
                 error = tf.reduce_mean(tf.square(scores - labels))
                 loss = tf.add_n([error, *state.model.losses])
             variables = state.model.trainable_variables
             gradients = tape.gradient(loss, [v.value for v in variables])
-            state.optimizer.apply(gradients, variables)
+            statistics = apply(gradients, variables)
             state.loss_sum.assign_add(tf.cast(loss, tf.float64))
             state.metrics.update(labels, scores)
-            return loss
+            return loss, statistics
 
         return step
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from rowstep.components import progress
-from rowstep.components.describe import describe_optimizer, run_params
+from rowstep.components.describe import optimizer_tags, run_params
 from rowstep.components.job import TrainJob
-from rowstep.components.tracking import open_tracker
+from rowstep.components.optimizer_log import OptimizerLog
+from rowstep.components.tracking import DatasetLink, ModelLink, open_tracker
 from rowstep.components.training_state import TrainingState
 from rowstep.configs import canonical_json
-from rowstep.optimizers import collect
 
 _EVENT_SECONDS = 0.5
+_DIGEST_CHARACTERS = 36  # as many as MLflow takes
 
 
 class RunLog:
@@ -26,6 +28,7 @@ class RunLog:
         self, job: TrainJob, state: TrainingState, key: str, folder: Path, num_steps: int
     ) -> None:
         self.job, self.state, self.num_steps = job, state, num_steps
+        self._reports = job.config.tracking.enabled and job.tracking_uri is not None
         self.mlflow_run_id: str | None = None
         self.mlflow_link: str | None = None
         self._shown_at, self._shown_step = time.monotonic(), state.step
@@ -34,12 +37,20 @@ class RunLog:
         self._tracker = open_tracker(
             job.tracking_uri,
             tracking.experiment or job.config.name,
-            job.config.name,
+            tracking.run_name or job.config.name,
             key,
             folder / "tracking",
             enabled=tracking.enabled,
             on_problem=lambda text: progress.emit("notice", text=text),
             artifact_root=job.tracking_artifacts,
+            max_spool_bytes=tracking.max_spool_mib * 2**20,
+        )
+        self.optimizer = OptimizerLog(
+            self._tracker,
+            state.optimizer,
+            state.model,
+            per_variable=tracking.per_variable,
+            on_notice=self.notice,
         )
 
     def start(
@@ -59,27 +70,43 @@ class RunLog:
             run_params(config, state.model, self.num_steps),
             {
                 **self.job.tags,
-                "opt.class": type(state.optimizer).__name__,
+                **optimizer_tags(state.optimizer),
                 "rowstep.started_from": started_from,
                 "rowstep.attempt": str(state.attempt),
                 **({"rowstep.checkpoint_problems": "\n".join(problems)} if problems else {}),
                 "rowstep.train_data": identity["train_data"][:16],
             },
+            from_step=state.step,
         )
-        self._tracker.log_text(
-            "optimizer_config.json",
-            json.dumps(describe_optimizer(state.optimizer, state.model), indent=2, default=str),
-        )
+        self.optimizer.start()
         self._tracker.log_text("config.json", canonical_json(config))
+        self._tracker.log_inputs([*self._datasets(identity)])
         progress.emit("train_start", step=state.step, total=self.num_steps, origin=started_from)
 
-    def step(self) -> None:
-        """Note one finished step; values leave the device only when a report is due."""
+    def _datasets(self, identity: Mapping[str, Any]) -> Iterator[DatasetLink]:
+        for split in ("train", "eval"):
+            source = {"type": "tfx_artifact", "uri": self.job.tags.get("tfx.examples_uri", "")}
+            digest = identity[f"{split}_data"][:_DIGEST_CHARACTERS]
+            yield DatasetLink(f"Examples:{split}", digest, {**source, "split": split}, split)
+
+    def observes(self, step: int) -> bool:
+        """Return whether the statistics of this step will be reported."""
+        tracking = self.job.config.tracking
+        return self._reports and step % tracking.every_steps == 0
+
+    def step(self, statistics: np.ndarray | None = None) -> None:
+        """Note one finished step; values leave the device only when a report is due.
+
+        Args:
+            statistics: what `optimizer.observer` measured of it, if it was asked.
+        """
         state, tracking = self.state, self.job.config.tracking
         if state.step % tracking.every_steps == 0:
             self._report_window()
-        if state.step % tracking.slots_every_steps == 0:
-            self._tracker.log_metrics(state.step, collect(state.optimizer))
+        if statistics is not None:
+            self.optimizer.step(state.step, statistics)
+        if self._reports and state.step % tracking.slots_every_steps == 0:
+            self.optimizer.scan(state.step)
         if time.monotonic() - self._shown_at >= _EVENT_SECONDS:
             self._show()
 
@@ -113,6 +140,8 @@ class RunLog:
         """Report the evaluation at the end of an epoch."""
         named = {f"epoch/{name}": value for name, value in metrics.items()}
         self._tracker.log_metrics(self.state.step, {**named, "opt/epoch": float(self.state.epoch)})
+        if self._reports and self.job.config.tracking.histograms:
+            self.optimizer.pictures(self.state.step)
         progress.emit("epoch", epoch=self.state.epoch, step=self.state.step, **metrics)
 
     def meta(self) -> dict[str, Any]:
@@ -127,6 +156,17 @@ class RunLog:
         """Say something that people should know."""
         progress.emit("notice", text=text)
 
+    def exported(self, checkpoint: str) -> None:
+        """Report the state at the end, and where the model and its checkpoint are."""
+        if not self._reports:
+            return
+        self.optimizer.end(self.state.step)
+        params = {"opt.class": type(self.state.optimizer).__name__}
+        tags = {"tfx.artifact_uri": self.job.serving_dir, "rowstep.checkpoint": checkpoint}
+        name = self.job.config.name
+        link = ModelLink(name, self.job.serving_dir, tags, params, self.state.step)
+        self._tracker.log_model_link(link)
+
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
         """End the MLflow run within a bounded time and keep what could not be sent.
 
@@ -135,5 +175,5 @@ class RunLog:
         """
         report = self._tracker.close(status)
         self.mlflow_run_id, self.mlflow_link = report.run_id, report.link
-        if report.num_unsent:
+        if report.problem:
             progress.emit("notice", text=report.problem)

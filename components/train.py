@@ -101,6 +101,7 @@ def train(job: TrainJob) -> TrainResult:
                 publish(saved, job.publish_dir)
             # Asked to stop while it exported: whoever asked does not want what comes after.
             loop.stop_if_asked()
+            log.exported(saved.where)
             mark_finished(job.state_dir, training)
             for problem in forget_old(job.state_dir, config.checkpoint.keep_trainings, key):
                 log.notice(problem)

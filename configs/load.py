@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from rowstep.configs import errors
 from rowstep.configs.errors import one_problem, path_text, show
-from rowstep.configs.schema import RunConfig
+from rowstep.configs.schema import ConfigFile, RunConfig
 from rowstep.configs.yaml_text import read_yaml
 
 PATH_KEYS: tuple[errors.Path, ...] = (("data", "path"), ("workspace",), ("checkpoint", "root"))
 """Keys whose value is a path."""
 OVERRIDE = "--set"
 
+Tree = dict[str, Any]
+Origins = dict[errors.Path, str]
+_Config = TypeVar("_Config", bound=RunConfig)
+
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> RunConfig:
     """Read a config file, apply the overrides and return the checked config.
 
     A relative path in the file counts from the file's folder; one in an override counts from the
-    working directory, as everywhere on a command line. `~` is expanded in both.
+    working directory, as everywhere on a command line. `~` is expanded in both. The variants of a
+    comparison are left out: `rowstep.configs.variants.load_variants` returns them.
 
     Args:
         path: a YAML file (JSON is YAML too).
@@ -38,7 +43,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         ConfigError: with every problem that was found.
     """
     source = os.fspath(path)
-    return parse_config(_read(source), source, overrides, folder=os.path.dirname(source))
+    return parse_config(read_file(source), source, overrides, folder=os.path.dirname(source))
 
 
 def parse_config(
@@ -59,6 +64,14 @@ def parse_config(
     Raises:
         ConfigError: with every problem that was found.
     """
+    tree, origins = read_tree(text, source, overrides, folder)
+    return check_file(tree, origins, source)
+
+
+def read_tree(
+    text: str, source: str, overrides: Sequence[str], folder: str | os.PathLike[str] | None
+) -> tuple[Tree, Origins]:
+    """Return the values of a file with the overrides applied, and where each was written."""
     tree, lines = read_yaml(text, source)
     if not isinstance(tree, dict):
         got = "nothing" if tree is None else show(tree)
@@ -67,8 +80,15 @@ def parse_config(
     origins = {key: f"{source}:{line}" for key, line in lines.items()}
     for override in overrides:
         _apply(override, tree, origins)
-    _resolve_paths(tree, origins, folder)
-    return _validate(json.dumps(tree), lambda key: _origin(key, origins, source))
+    resolve_paths(tree, origins, folder)
+    return tree, origins
+
+
+def check_file(tree: Tree, origins: Origins, source: str) -> RunConfig:
+    """Judge a whole file, and return what it says beside `compare`."""
+    validate(ConfigFile, json.dumps(tree), lambda key: origin_of(key, origins, source))
+    rest = {key: value for key, value in tree.items() if key != "compare"}
+    return RunConfig.model_validate_json(json.dumps(rest))
 
 
 def canonical_json(config: RunConfig) -> str:
@@ -85,35 +105,34 @@ def config_from_json(text: str) -> RunConfig:
     Raises:
         ConfigError: with every problem that was found.
     """
-    return _validate(text, lambda key: "config JSON")
+    return validate(RunConfig, text, lambda key: "config JSON")
 
 
 def export_schema() -> str:
     """Return the JSON schema of a config file, as `configs/schema.json` holds it."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_schema()}
+    schema = ConfigFile.model_json_schema()
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
     return json.dumps(schema, indent=2) + "\n"
 
 
-def _schema() -> dict[str, Any]:
-    return RunConfig.model_json_schema()
-
-
-def _validate(text: str, where: Any) -> RunConfig:
+def validate(kind: type[_Config], text: str, where: Callable[[errors.Path], str]) -> _Config:
+    """Judge a JSON text; `where` says where a key was written."""
     try:
-        return RunConfig.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise errors.describe(found, _schema(), where) from None
+        raise errors.describe(found, kind.model_json_schema(), where) from None
 
 
-def _origin(key: errors.Path, origins: dict[errors.Path, str], source: str) -> str:
+def origin_of(key: errors.Path, origins: Origins, source: str) -> str:
     """Return where a key, or else the nearest mapping around it, was written."""
     while key and key not in origins:
         key = key[:-1]
     return origins[key] if key else source
 
 
-def _read(source: str) -> str:
+def read_file(source: str) -> str:
+    """Return the text of a file, or say why it cannot be read."""
     try:
         return Path(source).read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -128,7 +147,7 @@ def _read(source: str) -> str:
     raise one_problem(source, "", text)
 
 
-def _apply(override: str, tree: dict[str, Any], origins: dict[errors.Path, str]) -> None:
+def _apply(override: str, tree: Tree, origins: Origins) -> None:
     """Write one `key.path=value` into the tree, making the mappings on the way."""
     name, equals, value = override.partition("=")
     keys = tuple(name.strip().split("."))
@@ -152,11 +171,12 @@ def _apply(override: str, tree: dict[str, Any], origins: dict[errors.Path, str])
     origins[keys] = OVERRIDE
 
 
-def _resolve_paths(
-    tree: dict[str, Any],
-    origins: dict[errors.Path, str],
+def resolve_paths(
+    tree: Tree,
+    origins: Origins,
     folder: str | os.PathLike[str] | None,
 ) -> None:
+    """Make the paths in a tree absolute."""
     for keys in PATH_KEYS:
         holder: Any = tree
         for key in keys[:-1]:
@@ -166,7 +186,7 @@ def _resolve_paths(
             continue  # the validation has the words for it
         if "://" in value:
             continue  # an object store has no working folder
-        base = os.getcwd() if _origin(keys, origins, "") == OVERRIDE else folder
+        base = os.getcwd() if origin_of(keys, origins, "") == OVERRIDE else folder
         expanded = os.path.expanduser(value)
         if base is not None:
             expanded = os.path.abspath(os.path.join(base, expanded))

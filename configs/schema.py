@@ -9,7 +9,8 @@ error and two equal configs have the same canonical JSON. The docstring under ea
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -457,10 +458,19 @@ class TrackingConfig(Strict):
     """MLflow tracking URI without credentials; an SQLite file of rowstep's own when left out."""
     experiment: Text | None = None
     """MLflow experiment; the name of the pipeline when left out."""
-    every_steps: Count = 50
-    """Steps between two reports of loss and learning rate."""
-    slots_every_steps: Count = 200
-    """Steps between two reports of slot statistics."""
+    run_name: Text | None = None
+    """Name of a new MLflow run; the name of the pipeline when left out. In a comparison each
+    variant has its own name here."""
+    every_steps: Count = 100
+    """Steps between two reports of loss, learning rate, norms and touched rows."""
+    slots_every_steps: Count = 1000
+    """Steps between two scans of all weights and slots, which cost what they weigh."""
+    per_variable: bool | None = None
+    """Whether single variables have metrics of their own; up to 16 variables do when left out."""
+    histograms: bool = True
+    """Whether each epoch ends with pictures of the slots' histograms."""
+    max_spool_mib: Count = 256
+    """Mebibytes of reports that may wait on the disk for a server; what comes then is dropped."""
 
 
 class EvaluationConfig(Strict):
@@ -515,3 +525,47 @@ class RunConfig(Strict):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+
+# --- a comparison ---------------------------------------------------------------------------
+
+SHARED_KEYS = ("name", "workspace", "data", "label", "tracking", "compare")
+"""Keys that no variant of a comparison may change: else it would compare other things."""
+
+_VARIANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,62}")
+
+
+def _variants(compare: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    problems = []
+    if len(compare) < 2:
+        problems.append(
+            f"must name at least two variants. Got {len(compare)}. Add one, or remove 'compare'."
+        )
+    problems += [
+        f"names of variants must be letters, digits, '_', '+' and '-', at most 63. Got {name!r}. "
+        "Rename it."
+        for name in compare
+        if not _VARIANT_NAME.fullmatch(name)
+    ]
+    problems += [
+        f"{name}.{key}: must be the same for all variants. Got {_shown(tree[key])}. "
+        f"Set {key!r} for the whole file."
+        for name, tree in compare.items()
+        for key in SHARED_KEYS
+        if key in tree
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return compare
+
+
+def _shown(value: object) -> str:
+    return "a mapping" if isinstance(value, Mapping) else repr(value)
+
+
+class ConfigFile(RunConfig):
+    """One pipeline, or with `compare` one for each variant: what a config file may hold."""
+
+    compare: Annotated[dict[str, dict[str, Any]], AfterValidator(_variants)] | None = None
+    """Variants to train one after the other on the same data: a name, and what differs from the
+    rest of the file. All but `name`, `workspace`, `data`, `label` and `tracking` may differ."""

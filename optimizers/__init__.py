@@ -10,6 +10,7 @@
     doctor, Finding               what makes the training of a model dense or wrong
     converters                    state of other systems' optimizers, and back
     slot_stats, collect           statistics of optimizer state, as tensors or as numbers
+    StepObserver                  statistics of a step, computed beside it; more in `statistics`
     StateMismatchError            state that does not fit
     OptimizerArgumentError        an argument that does not fit
 
@@ -34,7 +35,7 @@ from rowstep.optimizers.lamb import LAMB
 from rowstep.optimizers.lazy_adam import LazyAdam
 from rowstep.optimizers.options import StepOptions
 from rowstep.optimizers.registry import ADAPTERS, optimizer_class
-from rowstep.optimizers.slot_stats import collect, slot_stats
+from rowstep.optimizers.statistics import StepObserver, collect, slot_stats
 from rowstep.optimizers.v1 import LazyAdamOptimizer
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "LazyAdamOptimizer",
     "OptimizerArgumentError",
     "StateMismatchError",
+    "StepObserver",
     "StepOptions",
     "collect",
     "doctor",

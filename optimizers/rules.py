@@ -127,10 +127,12 @@ class LambRule:
             weight_decay_rate=self.weight_decay_rate,
         )
         if self.adapt:
-            learning_rate = learning_rate * update_rules.trust_ratio(
-                w, u, by_row=self.by_row, clip=self.trust_ratio_clip
-            )
+            learning_rate = learning_rate * self.ratio(w, u)
         return w - learning_rate * u, new
+
+    def ratio(self, w: tf.Tensor, u: tf.Tensor) -> tf.Tensor:
+        """Return the trust ratio of weights and direction, a scalar or [R, 1, ...]."""
+        return update_rules.trust_ratio(w, u, by_row=self.by_row, clip=self.trust_ratio_clip)
 
 
 def _moments(

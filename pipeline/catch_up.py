@@ -40,13 +40,16 @@ class History:
 
 
 def history(config: RunConfig) -> History:
-    """Read what the runs of a pipeline have trained; those of other data do not count."""
+    """Read what the runs of a pipeline have trained; those of other data do not count.
+
+    Nor do the variants of a comparison: they push no model.
+    """
     finished: set[int] = set()
     read: set[int] = set()
     unfinished = None
     for run in runs_of(Workspace.of(config)):
         data, status = run.config.data, run.status
-        if not isinstance(data, CsvSpans) or data.span is None:
+        if not isinstance(data, CsvSpans) or data.span is None or run.variant is not None:
             continue
         if status["status"] == "finished":
             finished.add(data.span)
@@ -102,17 +105,26 @@ def run_spans(
         DataError: there is no partition, or none of the chosen span; no record was made.
     """
     data = _partitioned(config, span, newest)
-    if span is not None:
-        chosen = parse_span(span)
-    elif newest:
-        chosen = choose_window(data.model_copy(update={"span": None})).span
-    elif data.span is not None:
-        chosen = data.span
-    else:
+    if span is None and not newest and data.span is None:
         return _catch_up(config, data, command, stops)
-    choose_window(data.model_copy(update={"span": chosen}))  # not there? then no run is recorded
+    chosen = chosen_span(config, span=span, newest=newest)
     flag = ["--newest"] if newest else ["--span", span_text(data.path, chosen)]
     return launch_or_resume(at_span(config, chosen), " ".join([command, *flag]), stops)
+
+
+def chosen_span(config: RunConfig, *, span: str | None, newest: bool) -> int:
+    """Return the span that was asked for; the newest when none was.
+
+    Raises:
+        ConfigError: the choice makes no sense for this config.
+        DataError: there is no partition, or none of the chosen span.
+    """
+    data = _partitioned(config, span, newest)
+    chosen = None if newest else data.span
+    if span is not None:
+        chosen = parse_span(span)
+    # Not there? then no run is recorded.
+    return choose_window(data.model_copy(update={"span": chosen})).span
 
 
 def _catch_up(config: RunConfig, data: CsvSpans, command: str, stops: Stops) -> int:

@@ -18,6 +18,7 @@ import rowstep
 from rowstep import RowstepError
 from rowstep.configs import RunConfig, export_schema, load_config
 from rowstep.configs.schema import CsvSpans
+from rowstep.configs.variants import load_variants
 from rowstep.pipeline.catch_up import run_spans
 from rowstep.pipeline.checkpoint_cli import checkpoint
 from rowstep.pipeline.launch import Stops, launch, launch_or_resume
@@ -85,11 +86,16 @@ def run(file: str, overrides: tuple[str, ...], span: str | None, newest: bool) -
     FILE may also be the name of a shipped config, such as "quickstart". A run of the same config
     that did not finish goes on from its last checkpoint. Of partitioned data every span that has
     come since the last finished run is trained, oldest first, one run for each; the first run takes
-    the newest.
+    the newest. Of a FILE with `compare` every variant is run, and then they are compared.
     """
-    config = _load(file, overrides)
+    config, variants = _load(file, overrides)
     command = shlex.join(["rowstep", "run", file, *(w for o in overrides for w in ("--set", o))])
     with Stops() as stops:
+        if variants:
+            from rowstep.pipeline.compare_run import run_comparison
+
+            code = run_comparison(variants, command, stops, span=span, newest=newest)
+            sys.exit(code)
         if span is None and not newest and not isinstance(config.data, CsvSpans):
             sys.exit(launch_or_resume(config, command, stops))
         sys.exit(run_spans(config, command, stops, span=span, newest=newest))
@@ -121,6 +127,48 @@ def runs(home: Path) -> None:
 
 
 @main.command()
+@click.argument("runs", metavar="RUN RUN ...", nargs=-1, required=True)
+@_home
+@click.option(
+    "--uri",
+    metavar="TRACKING_URI",
+    help="MLflow store to look in; that of the runs, or of the workspace, when left out.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("comparison.png"),
+    show_default=True,
+    help="Picture to write: .png, .svg or .pdf.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    metavar="KEY",
+    multiple=True,
+    help="A further metric to show and to draw, such as epoch/val_mae. Repeatable.",
+)
+@click.option("--all", "everything", is_flag=True, help="Show equal params too.")
+@_reports_errors
+def compare(
+    runs: tuple[str, ...],
+    home: Path,
+    uri: str | None,
+    output: Path,
+    metrics: tuple[str, ...],
+    everything: bool,
+) -> None:
+    """Show how RUNs differ and what came out of them, as tables and as one picture.
+
+    A RUN is a name that `rowstep runs` lists, an MLflow run id, or EXPERIMENT/RUN-NAME of MLflow.
+    Unfinished runs are shown with what they have reported so far.
+    """
+    from rowstep.pipeline.compare import compare_runs
+
+    compare_runs(runs, home, uri=uri, picture=output, metrics=metrics, everything=everything)
+
+
+@main.command()
 @_home
 @_reports_errors
 def sync(home: Path) -> None:
@@ -133,8 +181,8 @@ def sync(home: Path) -> None:
     for folder in folders:
         try:
             report = send(folder)
-        except TrackingError as error:
-            # Still running, or not ours: the others are sent all the same.
+        except (TrackingError, OSError) as error:
+            # Still running, not ours, or not to be read: the others are sent all the same.
             click.echo(str(error), err=True)
             unsent += 1
             continue
@@ -152,8 +200,10 @@ def sync(home: Path) -> None:
 @_reports_errors
 def check(file: str, overrides: tuple[str, ...]) -> None:
     """Check a config FILE and report every error at once; nothing is run."""
-    config = _load(file, overrides)
+    config, variants = _load(file, overrides)
     click.echo(f"{file}: fits. Pipeline {config.name!r}, workspace {Workspace.of(config).folder}")
+    if variants:
+        click.echo(f"variants: {', '.join(variants)}")
 
 
 @main.command()
@@ -166,15 +216,18 @@ def doctor(file: str, overrides: tuple[str, ...]) -> None:
     Model and optimizer are built and tried out on tables of a few rows; no data is read. The exit
     code is 1 if there are findings.
     """
-    config = _load(file, overrides)
+    config, variants = _load(file, overrides)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow is imported
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # what TensorFlow imports, of Python's age
         from rowstep.components.doctor import examine, report
 
-    findings = examine(config)
-    click.echo(f"{file}: {report(findings)}")
-    sys.exit(1 if findings else 0)
+    num_findings = 0
+    for name, one in (variants or {"": config}).items():
+        findings = examine(one)
+        num_findings += len(findings)
+        click.echo(f"{', '.join(filter(None, [file, name]))}: {report(findings)}")
+    sys.exit(1 if num_findings else 0)
 
 
 @main.command()
@@ -184,9 +237,10 @@ def schema() -> None:
     click.echo(export_schema(), nl=False)
 
 
-def _load(file: str, overrides: tuple[str, ...]) -> RunConfig:
+def _load(file: str, overrides: tuple[str, ...]) -> tuple[RunConfig, dict[str, RunConfig]]:
+    """Return the config of a file, and its variants if it is a comparison."""
     path = Path(file)
     if not path.exists() and path.suffix == "" and path.name == file:
         shipped = Path(str(files("rowstep.configs"))) / f"{file}.yaml"
         path = shipped if shipped.exists() else path
-    return load_config(path, overrides)
+    return load_config(path, overrides), load_variants(path, overrides)

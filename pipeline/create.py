@@ -42,6 +42,7 @@ def create_pipeline(
     source: SourceData,
     *,
     checkpoint_strategy: type[ResolverStrategy] = LatestPushedStrategy,
+    is_variant: bool = False,
 ) -> Pipeline:
     """Put the pipeline together; nothing runs and nothing is written.
 
@@ -56,6 +57,9 @@ def create_pipeline(
         source: the materialised splits.
         checkpoint_strategy: which checkpoint a training may start from. Kubeflow and Vertex take
             only TFX's own strategies: give them LatestArtifactStrategy.
+        is_variant: whether this is one of several trainings that are only compared. Then the
+            Evaluator measures without judging, since the first variant would be the bar for the
+            second, and there is no Pusher: what is blessed and served stays what it was.
     """
     if source.span is not None:
         config = at_span(config, source.span)  # so that ML Metadata and MLflow show it
@@ -85,6 +89,38 @@ def create_pipeline(
         tracking_uri=workspace.tracking_uri,
         tracking_artifacts=workspace.tracking_artifacts,
     )
+    nodes: list[BaseNode] = [examples, statistics, schema, validator, transform]
+    nodes += [last_checkpoint, trainer]
+    nodes += _ending(config, workspace, source, examples, trainer, is_variant)
+    return Pipeline(
+        pipeline_name=config.name,
+        pipeline_root=str(workspace.artifacts),
+        components=nodes,
+        enable_cache=True,
+        metadata_connection_config=_metadata_connection(workspace),
+        beam_pipeline_args=["--direct_running_mode=in_memory", "--direct_num_workers=1"],
+    )
+
+
+def _ending(
+    config: RunConfig,
+    workspace: Workspace,
+    source: SourceData,
+    examples: CsvExampleGen,
+    trainer: RecTrainer,
+    is_variant: bool,
+) -> list[BaseNode]:
+    """Return what comes after the training: measure, judge, push; for a variant, measure."""
+    if is_variant:
+        # Without thresholds TFX blesses nothing.
+        return [
+            Evaluator(
+                examples=examples.outputs["examples"],
+                model=trainer.outputs["model"],
+                eval_config=evaluation_config(config, source.truth, judge=False),
+                example_splits=["eval"],
+            )
+        ]
     last_blessed = Resolver(
         strategy_class=LatestBlessedModelStrategy,
         model=Channel(type=standard_artifacts.Model),
@@ -104,16 +140,7 @@ def create_pipeline(
             filesystem=pusher_pb2.PushDestination.Filesystem(base_directory=str(workspace.serving))
         ),
     )
-    nodes: list[BaseNode] = [examples, statistics, schema, validator, transform]
-    nodes += [last_checkpoint, trainer, last_blessed, evaluator, pusher]
-    return Pipeline(
-        pipeline_name=config.name,
-        pipeline_root=str(workspace.artifacts),
-        components=nodes,
-        enable_cache=True,
-        metadata_connection_config=_metadata_connection(workspace),
-        beam_pipeline_args=["--direct_running_mode=in_memory", "--direct_num_workers=1"],
-    )
+    return [last_blessed, evaluator, pusher]
 
 
 def _metadata_connection(workspace: Workspace) -> proto.ConnectionConfig:
@@ -159,11 +186,14 @@ def error_bounds(config: RunConfig, truth: Truth | None) -> tuple[float, float]:
     return truth.floor_rmse**2 - LEAK_STANDARD_ERRORS * truth.floor_stderr, upper
 
 
-def evaluation_config(config: RunConfig, truth: Truth | None) -> tfma.EvalConfig:
+def evaluation_config(
+    config: RunConfig, truth: Truth | None, *, judge: bool = True
+) -> tfma.EvalConfig:
     """Say what blesses a model: an error below the bounds, and no worse than the last blessed one.
 
     On generated data the bounds come from the ground truth as well: a model that explains too
-    little has not learned, and one below the noise floor has seen its own test.
+    little has not learned, and one below the noise floor has seen its own test. `judge` False
+    leaves all of that out: the errors are measured and nothing is blessed.
     """
     lower, upper = error_bounds(config, truth)
     threshold = tfma.MetricThreshold(
@@ -177,7 +207,7 @@ def evaluation_config(config: RunConfig, truth: Truth | None) -> tfma.EvalConfig
     )
     metrics = [
         tfma.MetricConfig(class_name="ExampleCount"),
-        tfma.MetricConfig(class_name="MeanSquaredError", threshold=threshold),
+        tfma.MetricConfig(class_name="MeanSquaredError", threshold=threshold if judge else None),
         tfma.MetricConfig(class_name="MeanAbsoluteError"),
     ]
     slices = [tfma.SlicingSpec(feature_keys=[column]) for column in config.evaluation.slices]

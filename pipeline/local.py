@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,14 +31,18 @@ class _NodeEvents(logging.Handler):
             emit("node", id=node, running=record.msg.endswith("running."))
 
 
-def run_locally(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:
+def run_locally(
+    config: RunConfig, workspace: Workspace, source: SourceData, *, is_variant: bool = False
+) -> dict[str, Any]:
     """Run the whole pipeline on materialised data and return what the summary shows.
+
+    The variant of a comparison is neither judged nor pushed.
 
     Raises:
         TrainingInterruptedError: a signal stopped the training; its checkpoint is committed.
     """
     workspace.artifacts.mkdir(parents=True, exist_ok=True)
-    pipeline = create_pipeline(config, workspace, source)
+    pipeline = create_pipeline(config, workspace, source, is_variant=is_variant)
     logger = logging.getLogger("absl")
     # By absl's own call: TensorFlow's export lowers its level for a moment and puts this one back.
     absl_logging.set_verbosity(absl_logging.INFO)
@@ -47,24 +52,30 @@ def run_locally(config: RunConfig, workspace: Workspace, source: SourceData) -> 
         LocalDagRunner().run(pipeline)
     finally:
         logger.removeHandler(handler)
-    return _results(config, workspace, source)
+    return _results(config, workspace, source, is_variant)
 
 
-def _results(config: RunConfig, workspace: Workspace, source: SourceData) -> dict[str, Any]:
-    outputs, cached = _latest_outputs(workspace)
-    evaluator, trainer, pusher = (outputs[n] for n in ("Evaluator", "RecTrainer", "Pusher"))
+def _results(
+    config: RunConfig, workspace: Workspace, source: SourceData, is_variant: bool
+) -> dict[str, Any]:
+    nodes = ["Evaluator", "RecTrainer"] if is_variant else ["Evaluator", "RecTrainer", "Pusher"]
+    outputs, cached = _latest_outputs(workspace, nodes)
+    evaluator, trainer = outputs["Evaluator"], outputs["RecTrainer"]
     training = json.loads((Path(trainer["model_run"].uri) / "training.json").read_text())
     training.pop("config")
     if "RecTrainer" in cached:  # the report is of the run that trained
         training |= {"num_steps_run": 0, "started_from": "finished checkpoint, from TFX's cache"}
     blessed = (Path(evaluator["blessing"].uri) / "BLESSED").exists()
-    pushed = pusher["pushed_model"].custom_properties.get("pushed_destination")
+    pushed = None
+    if not is_variant:
+        pushed = outputs["Pusher"]["pushed_model"].custom_properties.get("pushed_destination")
     metrics = _metrics(evaluator["evaluation"].uri)
     return {
         "training": training,
         "metrics": metrics,
         "blessed": blessed,
-        "failures": [] if blessed else _failures(config, source, metrics),
+        "failures": [] if blessed or is_variant else _failures(config, source, metrics),
+        "judged": not is_variant,
         "pushed_model": pushed.string_value if pushed is not None and blessed else None,
         "tracking_uri": workspace.tracking_uri if config.tracking.enabled else None,
         "truth": asdict(source.truth) if source.truth else None,
@@ -97,7 +108,7 @@ def _failures(config: RunConfig, source: SourceData, metrics: dict[str, float]) 
 
 
 def _latest_outputs(
-    workspace: Workspace,
+    workspace: Workspace, nodes: Sequence[str]
 ) -> tuple[dict[str, dict[str, proto.Artifact]], set[str]]:
     """Find the output artifacts of each node's last execution, and the nodes that were cached."""
     connection = proto.ConnectionConfig()
@@ -107,7 +118,7 @@ def _latest_outputs(
     states = (proto.Execution.COMPLETE, proto.Execution.CACHED)
     outputs: dict[str, dict[str, proto.Artifact]] = {}
     cached = set()
-    for node in ("RecTrainer", "Evaluator", "Pusher"):
+    for node in nodes:
         context = store.get_context_by_type_and_name("node", f"{workspace.name}.{node}")
         executions = store.get_executions_by_context(context.id)
         last = max((e for e in executions if e.last_known_state in states), key=lambda e: e.id)

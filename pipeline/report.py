@@ -55,6 +55,8 @@ def _against(rmse: float, truth: Truth | None) -> str:
 
 
 def _model(result: dict[str, Any]) -> str:
+    if not result.get("judged", True):
+        return "of a comparison: neither blessed nor pushed"
     if result["blessed"]:
         return result["pushed_model"] or "blessed, not pushed"
     return "not blessed and not pushed:"

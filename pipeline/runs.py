@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,11 +24,24 @@ class UnknownRunError(RowstepError, ValueError):
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Say which variant of which comparison a run is."""
+
+    name: str
+    comparison: str
+    """Digest of what all variants of the comparison share."""
+
+
+@dataclass(frozen=True)
 class Run:
-    """One run folder: `config.json`, `status.json`, `events.jsonl`, `log.txt`."""
+    """One run folder: `config.json`, `status.json`, `events.jsonl`, `log.txt`.
+
+    The run of a variant has a `variant.json` too.
+    """
 
     folder: Path
     config: RunConfig
+    variant: Variant | None = None
 
     @property
     def name(self) -> str:
@@ -72,26 +85,34 @@ class Run:
         os.replace(temporary, self.folder / "status.json")
 
     @classmethod
-    def create(cls, config: RunConfig) -> Run:
-        """Make the folder of a new run, named after the pipeline and the time."""
+    def create(cls, config: RunConfig, variant: Variant | None = None) -> Run:
+        """Make the folder of a new run, named after the pipeline, the variant and the time."""
         runs = Workspace.of(config).runs
+        name = config.name if variant is None else f"{config.name}-{variant.name}"
         stamp = time.strftime("%Y%m%d-%H%M%S")
         for number in range(100):
-            folder = runs / f"{config.name}-{stamp}{f'-{number}' if number else ''}"
+            folder = runs / f"{name}-{stamp}{f'-{number}' if number else ''}"
             try:
                 folder.mkdir(parents=True)
                 break
             except FileExistsError:
                 continue
         (folder / "config.json").write_text(canonical_json(config))
-        run = cls(folder, config)
+        if variant is not None:
+            (folder / "variant.json").write_text(json.dumps(asdict(variant)))
+        run = cls(folder, config, variant)
         run.set_status("running")
         return run
 
     @classmethod
     def open(cls, folder: Path) -> Run:
         """Read the record of a run from its folder."""
-        return cls(folder, config_from_json((folder / "config.json").read_text()))
+        variant = folder / "variant.json"
+        return cls(
+            folder,
+            config_from_json((folder / "config.json").read_text()),
+            Variant(**json.loads(variant.read_text())) if variant.exists() else None,
+        )
 
 
 def all_runs(home: Path) -> list[Run]:
@@ -143,10 +164,17 @@ def find_run(home: Path, name: str | None) -> Run:
     )
 
 
-def unfinished_twin(config: RunConfig) -> Run | None:
-    """Find the newest run of the same config that did not finish."""
+def twin(config: RunConfig, variant: Variant | None = None) -> Run | None:
+    """Find the newest run of the same config, and of the same variant if it is one."""
     text = canonical_json(config)
     for run in reversed(all_runs(Workspace.of(config).home)):
-        if canonical_json(run.config) == text and run.workspace == Workspace.of(config):
-            return run if run.status["status"] != "finished" else None
+        same = run.variant == variant and canonical_json(run.config) == text
+        if same and run.workspace == Workspace.of(config):
+            return run
     return None
+
+
+def unfinished_twin(config: RunConfig) -> Run | None:
+    """Find the newest run of the same config, if it did not finish."""
+    run = twin(config)
+    return run if run is not None and run.status["status"] != "finished" else None

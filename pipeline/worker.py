@@ -20,6 +20,7 @@ from rowstep import RowstepError
 from rowstep.components.job import TrainingInterruptedError
 from rowstep.components.progress import emit
 from rowstep.components.sources import SourceData, materialise
+from rowstep.configs import RunConfig
 from rowstep.configs.errors import one_problem
 from rowstep.pipeline.runs import Run
 
@@ -42,7 +43,8 @@ def main() -> int:
             from rowstep.pipeline.local import run_locally
 
             emit("node", id="TensorFlow and TFX", running=False)
-            emit("result", **run_locally(run.config, run.workspace, source))
+            is_variant = run.variant is not None
+            emit("result", **run_locally(run.config, run.workspace, source, is_variant=is_variant))
             return 0
     except TrainingInterruptedError as error:
         emit("interrupted", text=str(error))
@@ -59,7 +61,18 @@ def main() -> int:
 def _materialise(run: Run) -> SourceData:
     emit("node", id="Data", running=True)
     source = materialise(run.config.data, run.workspace.data)
-    asked = {*run.config.features, run.config.label, *run.config.evaluation.slices}
+    check_columns(run.config, source)
+    emit("node", id="Data", running=False, examples=source.num_examples)
+    return source
+
+
+def check_columns(config: RunConfig, source: SourceData) -> None:
+    """Compare what a config asks for with what the data has.
+
+    Raises:
+        ConfigError: columns are missing.
+    """
+    asked = {*config.features, config.label, *config.evaluation.slices}
     missing = sorted(asked - set(source.columns))
     if missing:
         raise one_problem(
@@ -69,8 +82,6 @@ def _materialise(run: Run) -> SourceData:
             f"Got {', '.join(missing)}. Columns: {', '.join(source.columns)}. "
             "Correct 'features', or add the column.",
         )
-    emit("node", id="Data", running=False, examples=source.num_examples)
-    return source
 
 
 def _die_with_the_command(command: int) -> None:

@@ -3,68 +3,55 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rowstep import RowstepError
 from rowstep.components.locks import LockHeldError, exclusive_lock
+from rowstep.components.tracking.files import (
+    FileShelf,
+    copy_bytes,
+    open_private,
+    size_of,
+    write_all,
+)
+from rowstep.components.tracking.history import COMPACTED, History
+from rowstep.components.tracking.target import Ack, Target, TrackingError
 
 JOURNAL = "journal.jsonl"
+MAX_SPOOL_BYTES = 256 * 2**20
 
 _ACK = "ack.json"
+_FRESH = f"{JOURNAL}.new-"
 _REJECTED = "rejected.jsonl"
-_NON_FINITE = "nonfinite/"
 _LOCK_WAIT_SECONDS = 5.0
-
-
-class TrackingError(RowstepError, RuntimeError):
-    """Say that a tracking URI or a folder of unsent reports cannot be used."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Name the MLflow run that reports are meant for; the run id is MLflow's own choice."""
-
-    uri: str
-    experiment: str
-    run_name: str
-    run_key: str
-    artifact_root: str | None = None
-
-
-@dataclass(frozen=True)
-class Ack:
-    """Note that MLflow has the first `offset` bytes of the journal, in the run `run_id`."""
-
-    offset: int
-    run_id: str
-    experiment_id: str
-    uri: str
-    experiment: str
+_ALWAYS_KEPT = ("start", "tags", "status")
 
 
 class Journal:
     """Append reports and remember how far they were sent.
 
         <folder>/journal.jsonl     one JSON object a line, in the order of the reports
+        <folder>/files/            bytes of reported files; their lines name them
         <folder>/ack.json          how far MLflow has them, and in which run
         <folder>/rejected.jsonl    reports that MLflow refused for good, with its reason
+        <folder>/rejected-files/   their bytes
         <folder>/lock              held by the one process that may write here
 
-    A line that a killed process left half written is cut off on opening. Metrics at or below the
-    largest step that their key already has are dropped: a resumed training repeats the steps since
-    its checkpoint bit for bit, and MLflow would draw each of them twice.
+    A line that a killed process left half written is cut off on opening. Offsets count the bytes
+    of all reports ever written: when the oldest are cut away (`compact`), the first line says how
+    many bytes it stands for, and an offset noted before still means the same report.
 
     Args:
         folder: created when missing, readable by its owner only.
         create: whether a folder without a journal is a new one, or a mistake.
+        max_bytes: what the folder may hold. Params, tags and the status are written even beyond.
 
     Raises:
         TrackingError: another process writes here, the folder is a link, or nothing is in it.
@@ -73,20 +60,21 @@ class Journal:
     Cost: opening reads the journal once; a report is one unbuffered write.
     """
 
-    def __init__(self, folder: Path, *, create: bool = True) -> None:
-        self.folder = folder
-        self.target: Target | None = None
-        self.first_start_ms = 0
-        self._largest_step: dict[str, int] = {}
-        self._num_non_finite: dict[str, float] = {}
+    def __init__(
+        self, folder: Path, *, create: bool = True, max_bytes: int = MAX_SPOOL_BYTES
+    ) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.history = History()
+        self._header_bytes = self._base = 0  # the first line may stand for `base` older bytes
         self._guard = threading.Lock()
         self._held = ExitStack()
         self._prepare(create)
         try:
-            self._descriptor = _open_private(folder / JOURNAL, os.O_RDWR | os.O_APPEND)
-            self._held.callback(os.close, self._descriptor)
+            self._descriptor = open_private(folder / JOURNAL, os.O_RDWR | os.O_APPEND)
+            self._held.callback(lambda: os.close(self._descriptor))
             self._is_open = True
-            self._size = self._cut_torn_line()
+            self._num_bytes = self._cut_torn_line()
+            self._num_rejected_bytes = size_of(folder / _REJECTED)
             self._scan()
         except BaseException:
             self._held.close()
@@ -113,6 +101,9 @@ class Journal:
                 f"{folder}: only one process may send these reports. Got a folder in use by "
                 f"{error.holder}. Wait for that process to end, then try again."
             ) from None
+        self.files = FileShelf(folder)
+        for left in folder.glob(f"{_FRESH}*"):  # by a process killed while it cut reports away
+            left.unlink()
 
     def _cut_torn_line(self) -> int:
         end = os.fstat(self._descriptor).st_size
@@ -127,23 +118,40 @@ class Journal:
         return end
 
     def _scan(self) -> None:
-        for row, _ in self.read(0):
-            if row.get("kind") == "start":
-                self.target = Target(**row["target"])
-                self.first_start_ms = self.first_start_ms or row["ts_ms"]
-            elif row.get("kind") == "metrics":
-                self._note(row["step"], row["metrics"])
+        ack, names = read_ack(self.folder), set()
+        with open(self.folder / JOURNAL, "rb") as file:
+            header = file.readline()
+        row = _row_of(header)
+        if row is not None and row.get("kind") == COMPACTED:
+            self._header_bytes, self._base = len(header), row["base"]
+        for row, after in self.read(0):
+            try:
+                self.history.note(row)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue  # the publisher puts it aside
+            if "file" in row:
+                names.add(row["file"])
+                if ack is not None and after <= ack.offset:
+                    self.files.mark_sent(row["file"])
+        self.files.remove_all_but(names)
 
-    def _note(self, step: int, metrics: Mapping[str, float]) -> None:
-        for key, value in metrics.items():
-            self._largest_step[key] = max(step, self._largest_step.get(key, step))
-            if key.startswith(_NON_FINITE):
-                self._num_non_finite[key] = value
+    @property
+    def target(self) -> Target | None:
+        """Return where the reports go, as the latest start says."""
+        return self.history.target
+
+    @property
+    def first_start_ms(self) -> int:
+        """Return when the training first began, in milliseconds since 1970."""
+        return self.history.first_start_ms
 
     # --- writing ----------------------------------------------------------------------------
 
-    def append(self, kind: str, **fields: Any) -> None:
+    def append(self, kind: str, **fields: Any) -> bool:
         """Write one report.
+
+        Returns:
+            Whether it is kept: False when the folder already holds as much as it may.
 
         Raises:
             OSError: the disk refuses; no half line is left behind.
@@ -153,32 +161,44 @@ class Journal:
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         with self._guard:
             if not self._is_open:
-                return
+                return True
+            if kind not in _ALWAYS_KEPT and self.num_bytes + len(line) > self.max_bytes:
+                return False
             if os.write(self._descriptor, line) != len(line):
-                os.ftruncate(self._descriptor, self._size)
+                os.ftruncate(self._descriptor, self._num_bytes)
                 raise OSError(f"{self.folder}: the disk is full")
-            self._size += len(line)
-        if kind == "start":
-            self.target = Target(**row["target"])
-            self.first_start_ms = self.first_start_ms or row["ts_ms"]
+            self._num_bytes += len(line)
+            self.history.note(row)
+        return True
 
-    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the metrics of one step, those that are new.
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Write the metrics of one step, those that are new; see `History.fresh_metrics`."""
+        fresh = self.history.fresh_metrics(step, metrics)
+        return not fresh or self.append("metrics", step=step, metrics=fresh)
 
-        A NaN or an infinity cannot be drawn and breaks replays on older servers: in its place
-        `nonfinite/<key>` counts how many of them there have been.
-        """
-        fresh = {}
-        for given, number in metrics.items():
-            key, value = given, number
-            if not math.isfinite(value):
-                key = f"{_NON_FINITE}{given}"
-                value = self._num_non_finite.get(key, 0.0) + 1.0
-            if key not in self._largest_step or step > self._largest_step[key]:
-                fresh[key] = value
-        if fresh:
-            self.append("metrics", step=step, metrics=fresh)
-            self._note(step, fresh)
+    def append_histogram(self, step: int, key: str, fields: Mapping[str, Any]) -> bool:
+        """Write a histogram as data, if its step is new."""
+        if not self.history.is_fresh_histogram(step, key):
+            return True
+        return self.append("histogram", step=step, key=key, **fields)
+
+    def append_file(self, name: str, data: bytes) -> bool:
+        """Write a file and the report that names it; neither is left without the other."""
+        if not self._is_open or self.num_bytes + len(data) > self.max_bytes:
+            return not self._is_open
+        file = self.files.write(data)
+        is_kept = False
+        try:
+            is_kept = self.append("file", name=name, file=file)
+        finally:
+            if not is_kept:
+                self.files.remove(file)
+        return is_kept
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how much of the disk the reports take."""
+        return self._num_bytes + self.files.num_bytes + self._num_rejected_bytes
 
     def flush(self) -> None:
         """Make the journal survive a power cut, before MLflow knows more than it does."""
@@ -196,25 +216,28 @@ class Journal:
 
     @property
     def size(self) -> int:
-        """Return the number of bytes that hold whole reports."""
-        return self._size
+        """Return the offset after the last report."""
+        return self._num_bytes - self._header_bytes + self._base
 
     def read(self, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
-        """Yield (report, offset of the next one) from `offset` on; damaged lines are skipped."""
-        end = self._size
-        with open(self.folder / JOURNAL, "rb") as file:
-            file.seek(offset)
-            while offset < end:
+        """Yield (report, offset of the next one) from `offset` on; damaged lines are skipped.
+
+        Where the reports at `offset` were cut away, the line that stands for them comes first.
+        """
+        with ExitStack() as opened:
+            with self._guard:  # the file and what is known of it, both before or after a cut
+                file = opened.enter_context(open(self.folder / JOURNAL, "rb"))
+                end, base = self._num_bytes, self._base
+                shift = base - self._header_bytes
+            place = file.seek(offset - shift if offset >= base else 0)
+            while place < end:
                 line = file.readline()
                 if not line:
                     return
-                offset += len(line)
-                try:
-                    row = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(row, dict):
-                    yield row, offset
+                place += len(line)
+                row = _row_of(line)
+                if row is not None:
+                    yield row, place + shift
 
     def ack(self) -> Ack | None:
         """Return how far the current target has the reports; None when it has none of them.
@@ -223,24 +246,89 @@ class Journal:
         """
         ack = read_ack(self.folder)
         target = self.target
-        if ack is None or target is None or ack.offset > self._size:
+        if ack is None or target is None or ack.offset > self.size:
             return None
         return ack if (ack.uri, ack.experiment) == (target.uri, target.experiment) else None
 
     def write_ack(self, ack: Ack) -> None:
         """Replace the note of how far MLflow has the reports, in one step."""
         fresh = self.folder / f"{_ACK}.new"
-        with open(_open_private(fresh, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+        with open(open_private(fresh, os.O_WRONLY | os.O_TRUNC), "wb") as file:
             file.write(json.dumps(asdict(ack)).encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, self.folder / _ACK)
 
-    def reject(self, row: Mapping[str, Any], reason: str) -> None:
-        """Put a report aside that MLflow will never take."""
+    def compact(self, offset: int) -> bool:
+        """Cut away the reports before `offset` if the folder is half full and they are much of it.
+
+        One line stands for them: params and tags for a run that must be made again, the largest
+        step of each key, the status. A process that is killed in between leaves the journal as it
+        was or as it will be; offsets mean the same in both. Reports may be written meanwhile.
+
+        Args:
+            offset: of a report that MLflow has, as `read` gives it.
+
+        Returns:
+            Whether anything was cut away.
+
+        Raises:
+            OSError: the disk refuses; the journal is as it was.
+        """
+        num_sent = offset - self._base + self.files.num_sent_bytes
+        if self.num_bytes <= self.max_bytes // 2 or num_sent <= self.max_bytes // 8:
+            return False
+        cut, names = History(), []
+        for row, after in self.read(0):
+            if after > offset:
+                break
+            cut.note(row)
+            names += [row["file"]] if "file" in row else []
+        if not self._replace_head(json.dumps(cut.as_row(offset)).encode() + b"\n", offset):
+            return False
+        for name in names:
+            self.files.remove(name)
+        return True
+
+    def _replace_head(self, header: bytes, base: int) -> bool:
+        path = self.folder / f"{_FRESH}{uuid.uuid4().hex}"
+        fresh = open_private(path, os.O_RDWR | os.O_APPEND | os.O_EXCL)
+        try:
+            write_all(fresh, header)
+            place = base - self._base + self._header_bytes
+            # The bulk first, so that whoever reports waits for the last few lines only.
+            place = copy_bytes(self._descriptor, place, self._num_bytes, fresh)
+            os.fsync(fresh)
+            with self._guard:
+                if not self._is_open:
+                    return False
+                copy_bytes(self._descriptor, place, self._num_bytes, fresh)
+                os.replace(path, self.folder / JOURNAL)
+                self._num_bytes += len(header) - self._header_bytes - (base - self._base)
+                self._header_bytes, self._base = len(header), base
+                self._descriptor, fresh = fresh, self._descriptor
+            return True
+        finally:
+            os.close(fresh)
+            path.unlink(missing_ok=True)
+
+    def reject(self, row: Mapping[str, Any], reason: str) -> bool:
+        """Put a report aside that MLflow will never take, with its file.
+
+        Returns:
+            Whether there was room for it: what was refused may take a quarter of the folder.
+        """
+        line = json.dumps({"reason": reason, "row": row}).encode() + b"\n"
+        num_bytes = self._num_rejected_bytes + self.files.num_rejected_bytes + len(line)
+        if num_bytes > self.max_bytes // 4:
+            return False
         flags = os.O_WRONLY | os.O_APPEND
-        with open(_open_private(self.folder / _REJECTED, flags), "wb", buffering=0) as file:
-            file.write(json.dumps({"reason": reason, "row": row}).encode() + b"\n")
+        with open(open_private(self.folder / _REJECTED, flags), "wb", buffering=0) as file:
+            file.write(line)
+        self._num_rejected_bytes += len(line)
+        if "file" in row:
+            self.files.put_aside(row["file"])
+        return True
 
 
 def read_ack(folder: Path) -> Ack | None:
@@ -251,5 +339,9 @@ def read_ack(folder: Path) -> Ack | None:
         return None  # everything is sent again, which MLflow takes for the same
 
 
-def _open_private(path: Path, flags: int) -> int:
-    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -1,55 +1,31 @@
-"""Texts that leave the training for MLflow or the screen: names, values, URIs without secrets."""
+"""Texts that leave the training for MLflow or the screen: names, values, links, errors."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rowstep.components.tracking.journal import Target, TrackingError
+from rowstep.components.tracking.redact import (
+    REDACTED,
+    is_secret_name,
+    redact,
+    redact_text,
+    redact_uri,
+)
+from rowstep.components.tracking.target import Target
 
 MAX_TAG_CHARACTERS = 5000
 
 _MAX_PARAM_CHARACTERS = 500
 _MAX_NAME_CHARACTERS = 250
 _MAX_REASON_CHARACTERS = 300
-_USERINFO = re.compile(r"(?<=://)[^/\s'\"]*@")
-_SECRET_IN_QUERY = re.compile(r"[?&;][^=&]*(password|token|secret|credential|key)[^=&]*=", re.I)
 _HINTS = {
     401: " (set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN)",
     403: " (no permission, or a server that does not know this host name: see its --allowed-hosts)",
 }
-
-# --- URIs -----------------------------------------------------------------------------------
-
-
-def check_uri(uri: str | None) -> None:
-    """Refuse a tracking URI that holds credentials: it ends up in metadata, logs and links.
-
-    Raises:
-        TrackingError: names the environment variables to use, and does not repeat the secret.
-    """
-    if uri is None:
-        return
-    rest = uri.partition("://")[2]
-    has_user = "@" in rest and not rest.startswith("/")
-    if has_user or _SECRET_IN_QUERY.search(uri):
-        raise TrackingError(
-            f"tracking.uri: must not hold credentials. Got {'a user name' if has_user else 'a key'}"
-            f" before or after {redact_uri(uri)}. Pass it in the environment, as "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
-        )
-
-
-def redact_uri(uri: str) -> str:
-    """Return a tracking URI without user name, password and query, fit to be shown."""
-    scheme, separator, rest = uri.partition("://")
-    if separator and not rest.startswith("/"):
-        # Up to the last "@": a password may hold any character, a slash or a question mark too.
-        rest = rest.rpartition("@")[2]
-    return re.split(r"[?#]", f"{scheme}{separator}{rest}", maxsplit=1)[0]
 
 
 def is_sqlite(uri: str) -> bool:
@@ -65,12 +41,9 @@ def run_link(target: Target, experiment_id: str, run_id: str) -> str:
     return f"experiment '{target.experiment}', run {run_id} in {uri}"
 
 
-# --- errors ---------------------------------------------------------------------------------
-
-
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """Say in one line what went wrong, without credentials."""
-    text = " ".join(_USERINFO.sub("", str(error)).split())
+    text = " ".join(redact_text(str(error)).split())
     code = getattr(error, "get_http_status_code", lambda: 0)()
     return f"{type(error).__name__}: {text[:_MAX_REASON_CHARACTERS]}{_HINTS.get(code, '')}"
 
@@ -78,17 +51,47 @@ def explain(error: Exception) -> str:
 # --- names and values -----------------------------------------------------------------------
 
 
-def clean_name(name: str) -> str:
+def clean_name(name: str, max_characters: int = _MAX_NAME_CHARACTERS) -> str:
     """Return a name that every MLflow server takes, the same for the same name.
 
     Allowed are letters, digits, `_ . - /` and spaces, in parts that read as a relative path.
     """
     parts = re.sub(r"[^\w/. -]", "_", name, flags=re.ASCII).split("/")
     clean = "/".join(part for part in parts if part.strip(". ")) or "_"
-    if len(clean) <= _MAX_NAME_CHARACTERS:
-        return clean
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return f"{clean[: _MAX_NAME_CHARACTERS - 9]}_{digest}"
+    return clean if len(clean) <= max_characters else _marked(clean, name, max_characters)
+
+
+def _marked(clean: str, name: str, max_characters: int) -> str:
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{clean[: max_characters - 9]}_{digest}"
+
+
+def clean_names(names: Iterable[str]) -> dict[str, str]:
+    """Return {name: clean name}; two names that would become one are told apart by a hash.
+
+    The first of them in sorted order keeps the plain form, whatever order they come in.
+    """
+    clean: dict[str, str] = {}
+    taken: set[str] = set()
+    # Names that need no cleaning come first, so that nobody takes their place.
+    for name in sorted(names, key=lambda name: (clean_name(name) != name, name)):
+        text = clean_name(name)
+        if text in taken:
+            text = _marked(text, name, _MAX_NAME_CHARACTERS)
+        taken.add(text)
+        clean[name] = text
+    return clean
+
+
+def clean_params(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return params as MLflow keeps them, without credentials."""
+    names = clean_names(map(str, params))
+    return {
+        names[str(name)]: REDACTED
+        if is_secret_name(str(name)) and value is not None and not isinstance(value, bool)
+        else param_text(value)
+        for name, value in params.items()
+    }
 
 
 def param_text(value: Any) -> str:
@@ -100,18 +103,18 @@ def param_text(value: Any) -> str:
     if isinstance(value, float):
         text = float.__repr__(value)  # NumPy's own repr of its float64 names the type
     elif isinstance(value, (list, tuple, dict)):
-        text = json.dumps(value, default=str)
+        text = json.dumps(redact("", value), default=str)
     else:
-        text = str(value)
-    text = _USERINFO.sub("", text)
+        text = redact_text(str(value))
     if len(text) > _MAX_PARAM_CHARACTERS:
-        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+        return f"sha256:{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()}"
     return text
 
 
-def clean_tags(tags: Mapping[str, str]) -> dict[str, str]:
+def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
     """Return tags with names that MLflow takes, of a length it takes, without credentials."""
+    names = clean_names(map(str, tags))
     return {
-        clean_name(name): _USERINFO.sub("", str(value))[:MAX_TAG_CHARACTERS]
+        names[str(name)]: str(redact(str(name), str(value)))[:MAX_TAG_CHARACTERS]
         for name, value in tags.items()
     }

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rowstep.components.tracking.journal import Ack, Journal, Target, TrackingError
+from rowstep.components.tracking.journal import Journal
+from rowstep.components.tracking.target import Ack, Target, TrackingError
 
 TARGET = Target("http://host", "ratings", "first", "key-1")
 

@@ -137,8 +137,9 @@ def test_the_kind_can_be_changed_when_the_other_keys_fit(demo: Path) -> None:
         ),
         (
             "modl.dim=3",
-            "--set: modl: unknown key. Allowed here: checkpoint, data, evaluation, features, "
-            "label, model, name, optimizer, tracking, train, workspace. Did you mean 'model'?",
+            "--set: modl: unknown key. Allowed here: checkpoint, compare, data, evaluation, "
+            "features, label, model, name, optimizer, tracking, train, workspace. "
+            "Did you mean 'model'?",
         ),
     ],
 )

@@ -40,6 +40,8 @@ def test_the_numbers_are_those_of_the_slots(maker: type[keras.optimizers.Optimiz
         expected[f"{PREFIX}{letter}/zero_frac"] = 7 / 11
         for name, array in zip(("items.embeddings", "bias_term"), arrays, strict=True):
             expected[f"opt/{letter}_rms/{name}"] = np.sqrt(np.mean(array**2))
+            if letter == "v":
+                expected[f"opt/v_zero_frac/{name}"] = np.mean(array == 0)
     got = collect(optimizer)
     assert set(got) == set(expected)
     for name, value in expected.items():

@@ -27,7 +27,7 @@ RESULTS = HERE.parents[1] / "benchmarks" / "results"
 LONG = {
     "kill_store": ["--kills", "2000"],
     "corrupt": ["--flips", "2000"],
-    "kill_training": ["--kills", "200", "--signals", "20"],
+    "kill_training": ["--kills", "200", "--signals", "20", "--grace", "30"],
     "peers": ["--kills", "60", "--cases", "1000"],
 }
 SHORT = {

@@ -1,0 +1,116 @@
+"""Report what an optimizer does: each step's statistics, scans of its state, histograms, tables.
+
+What is reported, under which names and in which units, is in `tracking/SCHEMA.md`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from rowstep.components.describe import describe_optimizer, summarise_optimizer
+from rowstep.components.tracking import Tracker
+from rowstep.optimizers.statistics import (
+    StepObserver,
+    histograms,
+    scan,
+    table,
+    variable_names,  # largest first
+)
+
+_NUM_SHOWN_UNASKED = 16
+_NUM_SHOWN = 33
+"""Variables of their own metrics: 6 each, so that a page of charts has at most 200 of them."""
+_NUM_PICTURES = 4
+
+
+@dataclass
+class OptimizerLog:
+    """Report one optimizer to a tracker.
+
+    Args:
+        tracker: where to; it never waits.
+        optimizer: built.
+        model: what it trains.
+        per_variable: whether single variables have metrics of their own; None for as many as 16.
+        on_notice: is told, in words, what is left out.
+    """
+
+    tracker: Tracker
+    optimizer: keras.optimizers.Optimizer
+    model: keras.Model
+    per_variable: bool | None = None
+    on_notice: Callable[[str], None] = lambda text: None
+
+    def __post_init__(self) -> None:
+        names = list(variable_names(self.optimizer))
+        self._left_out = 0
+        self.shown: bool | frozenset[str] = self.per_variable is not False
+        if self.per_variable is None and len(names) > _NUM_SHOWN_UNASKED:
+            self.shown = False
+        elif self.shown and len(names) > _NUM_SHOWN:
+            self.shown = frozenset(names[:_NUM_SHOWN])
+            self._left_out = len(names) - _NUM_SHOWN
+        self.observer = StepObserver(self.optimizer, per_variable=self.shown)
+        self._scanned: dict[str, float] = {}
+
+    def start(self) -> None:
+        """Store how the optimizer is configured, as files that MLflow compares side by side."""
+        if self._left_out:
+            self.tracker.set_tags({"opt.variables_left_out": str(self._left_out)})
+            self.on_notice(
+                f"tracking.per_variable: at most {_NUM_SHOWN} variables can have metrics of their "
+                f"own. Got {self._left_out} more. The largest have them. All are in the artifacts "
+                "optimizer/slots-*.parquet."
+            )
+        described = describe_optimizer(self.optimizer, self.model)
+        self.tracker.log_text("optimizer_config.json", json.dumps(described, indent=2, default=str))
+        self.tracker.log_text(
+            "optimizer_summary.md", summarise_optimizer(self.optimizer, self.model)
+        )
+
+    def step(self, step: int, statistics: np.ndarray) -> None:
+        """Report what `observer.apply` returned for a step."""
+        names = self.observer.names
+        self.tracker.log_metrics(step, dict(zip(names, statistics.tolist(), strict=True)))
+
+    def scan(self, step: int) -> None:
+        """Report the whole state, as metrics and as one table.
+
+        Cost: two passes over weights and state.
+        """
+        self._scanned = scan(self.optimizer, per_variable=self.shown)
+        self.tracker.log_metrics(step, self._scanned)
+        columns = table(self.optimizer, step)
+        self.tracker.log_file(f"optimizer/slots-{step:09}.parquet", _parquet(columns))
+
+    def pictures(self, step: int) -> None:
+        """Store histograms of the largest slots, few of them: each takes a while to draw."""
+        for name, histogram in list(histograms(self.optimizer).items())[:_NUM_PICTURES]:
+            self.tracker.log_histogram(f"opt/hist/{name}", step, histogram)
+
+    def end(self, step: int) -> None:
+        """Report the state once more, as it is at the end."""
+        self.scan(step)
+        text = json.dumps({"step": step, **_finite(self._scanned)}, indent=2)
+        self.tracker.log_file("optimizer/final_stats.json", text.encode())
+
+
+def _parquet(columns: dict[str, list[Any]]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
+
+
+def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """Return numbers that JSON has; None for NaN and infinities."""
+    return {name: value if np.isfinite(value) else None for name, value in numbers.items()}
