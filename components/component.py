@@ -48,6 +48,7 @@ class RecTrainer(base_component.BaseComponent):
         data_fingerprint: str | None = None,
         tracking_uri: str | None = None,
         tracking_artifacts: str | Path | None = None,
+        from_scratch: bool = False,
     ) -> None:
         """Check the arguments and put the resolved config into the execution parameters.
 
@@ -63,10 +64,12 @@ class RecTrainer(base_component.BaseComponent):
             data_fingerprint: a fingerprint of the source data, where one is known.
             tracking_uri: MLflow tracking URI without credentials.
             tracking_artifacts: where an SQLite tracking store keeps its artifacts.
+            from_scratch: whether the training goes on with nothing but itself, as one of several
+                that are compared must.
 
         Raises:
             ConfigError: the state folder is relative.
-            TrackingError: the URI holds credentials, which would end up in ML Metadata.
+            TrackingError: a tracking URI holds credentials, which would end up in ML Metadata.
         """
         if not Path(state_dir).is_absolute():
             raise one_problem(
@@ -76,6 +79,7 @@ class RecTrainer(base_component.BaseComponent):
                 "their own. Pass the full path.",
             )
         check_uri(tracking_uri)
+        check_uri(config.tracking.uri)  # a config made in Python may have passed by the schema
         super().__init__(
             RecTrainerSpec(
                 config=canonical_json(config),
@@ -84,6 +88,7 @@ class RecTrainer(base_component.BaseComponent):
                 state_dir=str(state_dir),
                 tracking_uri=tracking_uri,
                 tracking_artifacts=str(tracking_artifacts) if tracking_artifacts else None,
+                from_scratch=1 if from_scratch else None,
                 examples=examples,
                 schema=schema,
                 transform_graph=transform_graph,

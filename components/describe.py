@@ -16,7 +16,7 @@ from rowstep.components.offset_schedule import OffsetSchedule
 from rowstep.configs import RunConfig
 from rowstep.optimizers import OPTIMIZERS, Embedding
 from rowstep.optimizers.state import state_variables
-from rowstep.optimizers.statistics import slot_names
+from rowstep.optimizers.statistics import innermost, slot_names
 
 SCHEMA_VERSION = "1"
 # The same keys for every optimizer, absent ones as None, so that MLflow's compare page can show
@@ -34,6 +34,12 @@ _OPTIMIZER_KEYS = (
     "global_clipnorm",
     "use_ema",
     "gradient_accumulation_steps",
+    "bias_correction",
+    "idle_decay",
+    "row_velocity",
+    "row_trust_ratio",
+    "trust_ratio_clip",
+    "pattern_lrs",
     "exclude_from_weight_decay",
     "exclude_from_layer_adaptation",
 )
@@ -44,8 +50,11 @@ def optimizer_params(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Describe any Keras 3 optimizer by the same flat params, None where it lacks one.
 
     Numbers are those that were meant: 0.001, and not what float32 makes of it. A schedule shows as
-    `opt.learning_rate` = schedule, `opt.schedule` = its class, `opt.schedule.<argument>`.
+    `opt.learning_rate` = schedule, `opt.schedule` = its class, `opt.schedule.<argument>`. Of a
+    LossScaleOptimizer, which Keras adds under mixed_float16, it is the optimizer inside.
     """
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    optimizer = innermost(optimizer)
     config = optimizer.get_config()
     schedule = _schedule_of(optimizer)
     arguments = schedule.get_config() if schedule is not None else {}
@@ -58,6 +67,7 @@ def optimizer_params(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         "opt.learning_rate": "schedule" if schedule is not None else config.get("learning_rate"),
         "opt.schedule": type(schedule).__name__ if schedule is not None else None,
         **{f"opt.schedule.{key}": arguments.get(key) for key in _SCHEDULE_KEYS},
+        "opt.loss_scale": "dynamic" if is_scaled else config.get("loss_scale_factor"),
         **{f"opt.{key}": config.get(key) for key in _OPTIMIZER_KEYS},
     }
 
@@ -87,6 +97,27 @@ def run_params(config: RunConfig, model: keras.Model, num_steps: int) -> dict[st
         # The schedule's own argument is this very number; here it can be compared.
         params["opt.learning_rate"] = config.optimizer.learning_rate
     return as_meant(params)
+
+
+def fit_params(model: keras.Model, fit: Mapping[str, Any]) -> dict[str, Any]:
+    """Collect the same params of any Keras training, None where Keras does not tell.
+
+    Args:
+        model: compiled and built.
+        fit: what Keras tells callbacks of `fit`: `epochs`, and `steps` of an epoch.
+    """
+    epochs, steps = fit.get("epochs"), fit.get("steps")
+    return optimizer_params(model.optimizer) | {
+        "train.batch_size": None,
+        "train.epochs": epochs,
+        "train.steps": epochs * steps if epochs and steps else None,
+        "train.seed": None,
+        "train.precision": keras.mixed_precision.global_policy().name,
+        "model.kind": type(model).__name__,
+        "model.dim": None,
+        **model_params(model),
+        "data.kind": None,
+    }
 
 
 def as_meant(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +191,7 @@ def optimizer_tags(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
     """Return the tags of a run that say what its metrics are of."""
     return {
         "opt.schema_version": SCHEMA_VERSION,
-        "opt.class": type(optimizer).__name__,
+        "opt.class": type(innermost(optimizer)).__name__,
         "opt.config_sha256": config_sha256(optimizer),
         "keras.backend": keras.backend.backend(),
         "keras.version": keras.__version__,

@@ -55,6 +55,7 @@ class Executor(base_executor.BaseExecutor):
             serving_dir=path_utils.serving_model_dir(model_uri),
             state_dir=Path(exec_properties[spec.STATE_DIR]),
             base_checkpoint=Path(base[0].uri) if base else None,
+            from_scratch=bool(exec_properties.get(spec.FROM_SCRATCH)),
             publish_dir=Path(artifact_utils.get_single_uri(outputs[spec.CHECKPOINT])),
             tracking_uri=exec_properties.get(spec.TRACKING_URI),
             tracking_artifacts=Path(tracking_artifacts) if tracking_artifacts else None,

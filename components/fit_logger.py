@@ -5,23 +5,23 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import keras
-import tensorflow as tf
+import numpy as np
 
-from rowstep.components.describe import as_meant, model_params, optimizer_params, optimizer_tags
+from rowstep.components.describe import as_meant, fit_params, optimizer_tags
+from rowstep.components.loss_window import LossWindow
 from rowstep.components.optimizer_log import OptimizerLog
+from rowstep.components.step_meter import StepMeter
 from rowstep.components.tracking import CloseReport, Status, Tracker, check_uri, open_tracker
 
 _logger = logging.getLogger("rowstep")
-_MAX_STATISTICS = 512
+_MAX_ELEMENTS = 32
 
 
 class MlflowLogger(keras.callbacks.Callback):
@@ -46,9 +46,10 @@ class MlflowLogger(keras.callbacks.Callback):
         experiment: name of the experiment, made when missing.
         run_name: name of a new run; the model's when left out.
         every_steps: steps between two reports of loss, norms and touched rows.
-        scan_every_steps: steps between two scans of all weights and slots.
+        scan_every_steps: steps between two scans of all weights and slots; when left out 1000, as
+            long as scans and histograms take no more than a hundredth of the time.
         per_variable: whether single variables have metrics; None for as many as 16.
-        histograms: whether each epoch ends with pictures of the slots' histograms.
+        histograms: whether epochs end with pictures of the slots' histograms.
         run_key: what makes two trainings the same one: with the key of an earlier run this goes on
             with it. A new run when left out.
         params: further params of the run.
@@ -72,7 +73,7 @@ class MlflowLogger(keras.callbacks.Callback):
         run_name: str | None = None,
         *,
         every_steps: int = 100,
-        scan_every_steps: int = 1000,
+        scan_every_steps: int | None = None,
         per_variable: bool | None = None,
         histograms: bool = True,
         run_key: str | None = None,
@@ -95,15 +96,17 @@ class MlflowLogger(keras.callbacks.Callback):
         """What became of the reports, once the training has ended."""
         self._given = dict(params or {}), dict(tags or {})
         self._tracker: Tracker | None = None
+        self._meter: StepMeter | None = None
 
     # --- the training's hooks -------------------------------------------------------------------
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         """Open the run, and make the next trace of the step one that measures."""
+        self._end("FAILED")  # of an earlier fit that was interrupted: it holds the folder
         model, optimizer = self.model, self.model.optimizer
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-        self._step = self._epoch_start = int(optimizer.iterations.numpy())
+        step = self._now()
         self._tracker = open_tracker(
             self.uri,
             self.experiment,
@@ -113,48 +116,77 @@ class MlflowLogger(keras.callbacks.Callback):
             on_problem=self.on_problem,
             max_spool_bytes=self.max_spool_mib * 2**20,
         )
+        atexit.register(self._end, "FAILED")
         params, tags = self._given
-        training = {f"train.{key}": self.params.get(key) for key in ("epochs", "steps")}
         self._tracker.start(
-            as_meant(optimizer_params(optimizer) | model_params(model) | training | params),
+            as_meant(fit_params(model, self.params) | params),
             {**optimizer_tags(optimizer), **tags},
-            from_step=self._step,
+            from_step=step,
         )
         self._log = OptimizerLog(
-            self._tracker, optimizer, model, self.per_variable, self.on_problem
+            self._tracker,
+            optimizer,
+            model,
+            self.per_variable,
+            self.scan_every_steps,
+            self.histograms,
+            self.on_problem,
         )
         self._log.start()
-        self._window = (self._step, 0.0, time.monotonic())
-        self._last_measured = 0.0
-        self._reported = self._scanned = self._step
-        self._measure_steps()
-        atexit.register(self._end, "FAILED")
+        self._next_report = _next_multiple(step, self.every_steps)
+        self._next_scan = _next_multiple(step, self._log.steps_between_scans)
+        self._window = LossWindow()
+        self._num_batches = self._epoch_start = 0
+        self._seen = (step, 0)
+        if model.distribute_strategy.num_replicas_in_sync == 1:
+            self._meter = StepMeter(model, self._log.observer, self.every_steps)
+            self._meter.attach()
+        else:
+            self.on_problem(
+                "MlflowLogger: steps are measured on one replica only. Got more. Slots and weights "
+                "are scanned all the same."
+            )
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Begin a new running mean of the loss."""
-        self._epoch_start = self._step
-        self._window = (self._step, 0.0, time.monotonic())
+        self._epoch_start = self._num_batches
+        self._window.begin_epoch()
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report, when it is time."""
-        self._step = self._epoch_start + batch + 1
-        if self._step // self.every_steps > self._reported // self.every_steps:
-            self._reported = self._step
-            self._report(logs or {})
-        if self._step // self.scan_every_steps > self._scanned // self.scan_every_steps:
-            self._scanned = self._step
-            self._log.scan(self._step)
+        self._num_batches = self._epoch_start + batch + 1
+        step, num_batches = self._seen
+        if step + self._num_batches - num_batches < min(self._next_report, self._next_scan):
+            return  # no batch makes more than one update, and to ask the device costs
+        step = self._now()
+        self._seen = (step, self._num_batches)
+        if step >= self._next_report:
+            self._next_report = _next_multiple(step, self.every_steps)
+            self._note_loss(logs)
+            self._report(step)
+        if step >= self._next_scan:
+            self._next_scan = _next_multiple(step, self._log.steps_between_scans)
+            if self._log.affords_scan():
+                self._log.scan(step)
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        """Leave an evaluation out of the training's speed."""
+        if self._tracker is not None:
+            self._window.pause()
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report the metrics of the epoch."""
-        metrics = {f"epoch/{name}": float(value) for name, value in (logs or {}).items()}
-        self._told().log_metrics(self._step, {**metrics, "opt/epoch": float(epoch + 1)})
-        if self.histograms:
-            self._log.pictures(self._step)
+        self._note_loss(logs)
+        self._window.pause()
+        step, metrics = self._now(), {"opt/epoch": float(epoch + 1)}
+        for name, value in (logs or {}).items():
+            metrics |= _by_element(f"epoch/{name}", np.ravel(value))
+        self._told().log_metrics(step, metrics)
+        self._log.epoch(step)
 
     def on_train_end(self, logs: Mapping[str, Any] | None = None) -> None:
         """Report the state at the end, and end the run."""
-        self._log.end(self._step)
+        self._log.end(self._now())
         self._end("FINISHED")
 
     def __enter__(self) -> MlflowLogger:
@@ -175,97 +207,46 @@ class MlflowLogger(keras.callbacks.Callback):
             raise RuntimeError("MlflowLogger: hooks must come between train begin and train end.")
         return self._tracker
 
-    def _report(self, logs: Mapping[str, Any]) -> None:
-        optimizer, now = self.model.optimizer, time.monotonic()
-        first, summed, began = self._window
-        metrics = {
-            "opt/iterations": float(self._step),
-            "opt/learning_rate": float(optimizer.learning_rate),
-            "batch/steps_per_second": (self._step - first) / max(now - began, 1e-9),
-        }
-        if "loss" in logs:
-            # Keras tells the mean since the epoch's begin; the window is the difference of sums.
-            total = float(logs["loss"]) * (self._step - self._epoch_start)
-            metrics["batch/loss"] = (total - summed) / (self._step - first)
-            summed = total
-        self._window = (self._step, summed, now)
-        self._told().log_metrics(self._step, metrics)
-        measured = self._measured.numpy()
-        names = self._log.observer.names
-        if names and measured[0] > self._last_measured:
-            self._last_measured = measured[0]
-            self._log.step(int(measured[0]), measured[1 : len(names) + 1])
+    def _now(self) -> int:
+        return int(keras.ops.convert_to_numpy(self.model.optimizer.iterations))
+
+    def _note_loss(self, logs: Mapping[str, Any] | None) -> None:
+        loss = (logs or {}).get("loss")
+        self._window.note(
+            None if loss is None else float(loss), self._num_batches - self._epoch_start
+        )
+
+    def _report(self, step: int) -> None:
+        rate = float(self.model.optimizer.learning_rate)
+        metrics = {"opt/iterations": float(step), "opt/learning_rate": rate, **self._window.take()}
+        self._told().log_metrics(step, metrics)
+        if self._meter is not None and (measured := self._meter.read()) is not None:
+            self._log.step(*measured)
 
     def _end(self, status: Status) -> None:
         tracker, self._tracker = self._tracker, None
         if tracker is None:
             return
         atexit.unregister(self._end)
-        self._stop_measuring()
+        if self._meter is not None:
+            self._meter.detach()
+            self._meter = None
         self.report = tracker.close(status)
         if self.report.problem:
             self.on_problem(self.report.problem)
 
-    # --- measuring ------------------------------------------------------------------------------
 
-    def _measure_steps(self) -> None:
-        self._measured = tf.Variable(tf.zeros([_MAX_STATISTICS + 1], tf.float64), trainable=False)
-        if self.model.distribute_strategy.num_replicas_in_sync > 1:
-            self.on_problem(
-                "MlflowLogger: steps are measured on one replica only. Got more. Slots and weights "
-                "are scanned all the same."
-            )
-            return
-        self._replace()
-        self.model.make_train_function(force=True)
+def _next_multiple(step: int, every: int) -> int:
+    return (step // every + 1) * every
 
-    def _stop_measuring(self) -> None:
-        if "apply" in vars(self.model.optimizer):
-            self._put_back()
-            self.model.train_function = None  # its trace would go on measuring
 
-    def _replace(self) -> None:
-        # On this one object only; `fit` comes in by the second, people's own loops by either.
-        self.model.optimizer.apply = self._apply
-        self.model.optimizer.apply_gradients = self._apply_gradients
-
-    def _put_back(self) -> None:
-        del self.model.optimizer.apply, self.model.optimizer.apply_gradients
-
-    @contextmanager
-    def _plain(self) -> Iterator[None]:
-        self._put_back()
-        try:
-            yield
-        finally:
-            self._replace()
-
-    def _apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
-        pairs = list(grads_and_vars)
-        self._apply([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
-        return self.model.optimizer.iterations
-
-    def _apply(self, grads: Iterable[Any], trainable_variables: Any = None) -> None:
-        """Take the place of `optimizer.apply` while the step is traced."""
-        optimizer, grads = self.model.optimizer, list(grads)
-        variables = list(trainable_variables or self.model.trainable_variables)
-        step = tf.cast(tf.convert_to_tensor(optimizer.iterations.value), tf.int64) + 1
-
-        def observed() -> tf.Tensor:
-            with self._plain():
-                statistics = tf.cast(self._log.observer.apply(grads, variables), tf.float64)
-            rest = tf.zeros([_MAX_STATISTICS - len(self._log.observer.names)], tf.float64)
-            self._measured.assign(
-                tf.concat([[tf.cast(step, tf.float64)], statistics, rest], axis=0)
-            )
-            return tf.constant(True)
-
-        def plain() -> tf.Tensor:
-            with self._plain():
-                optimizer.apply(grads, variables)
-            return tf.constant(False)
-
-        tf.cond(tf.equal(step % self.every_steps, 0), observed, plain)
+def _by_element(name: str, values: np.ndarray) -> dict[str, float]:
+    """Return a number by its name, those of a vector by name and index; none of a long one."""
+    if values.size == 1:
+        return {name: float(values[0])}
+    if values.size > _MAX_ELEMENTS:
+        return {}
+    return {f"{name}.{index}": float(value) for index, value in enumerate(values)}
 
 
 def _home() -> Path:

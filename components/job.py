@@ -34,6 +34,9 @@ class TrainJob:
     """Folder of rowstep's own for unfinished and finished checkpoints and the tracking journal."""
     base_checkpoint: Path | None = None
     """Folder of the last published Checkpoint artifact."""
+    from_scratch: bool = False
+    """Whether no other training may be gone on with, for trainings that are compared. Such a one
+    is a training of its own, also beside one of the same settings."""
     publish_dir: Path | None = None
     """Folder of the Checkpoint artifact to fill."""
     tracking_uri: str | None = None

@@ -38,7 +38,7 @@ def restore(
     unfinished work is only there. Then a training that only the version of the code or the number
     of epochs tells from this one. Then the checkpoint of the last pushed model: of the same
     training it is as good as our own; of another one it serves a warm start, if the config asks
-    for that.
+    for that. A job that is from scratch goes on with its own checkpoint only.
 
     Args:
         state: the new training.
@@ -52,9 +52,10 @@ def restore(
         StateMismatchError: the one to start from does not fit; nothing was assigned.
     """
     saved = own
-    if saved is None:
+    is_open = not job.from_scratch
+    if saved is None and is_open:
         saved = _of_predecessor(job, parts, key)
-    if saved is None and job.base_checkpoint is not None:
+    if saved is None and is_open and job.base_checkpoint is not None:
         base = _published(job.base_checkpoint, required=job.config.train.warm_start)
         if base is not None and base.meta["identity"] == dict(parts):
             saved = base

@@ -37,9 +37,10 @@ def custom_config(
     """Build the `custom_config` that `run_fn` expects; the arguments are RecTrainer's.
 
     Raises:
-        TrackingError: the URI holds credentials, which would end up in ML Metadata.
+        TrackingError: a tracking URI holds credentials, which would end up in ML Metadata.
     """
     check_uri(tracking_uri)
+    check_uri(config.tracking.uri)  # a config made in Python may have passed by the schema
     return {
         "rowstep_config": canonical_json(config),
         "code_fingerprint": code_fingerprint(),

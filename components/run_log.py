@@ -32,7 +32,7 @@ class RunLog:
         self.mlflow_run_id: str | None = None
         self.mlflow_link: str | None = None
         self._shown_at, self._shown_step = time.monotonic(), state.step
-        self._window_at = time.monotonic()
+        self._window_at, self._window_step = time.monotonic(), state.step
         tracking = job.config.tracking
         self._tracker = open_tracker(
             job.tracking_uri,
@@ -50,6 +50,8 @@ class RunLog:
             state.optimizer,
             state.model,
             per_variable=tracking.per_variable,
+            scan_every_steps=tracking.slots_every_steps,
+            histograms=tracking.histograms,
             on_notice=self.notice,
         )
 
@@ -105,7 +107,8 @@ class RunLog:
             self._report_window()
         if statistics is not None:
             self.optimizer.step(state.step, statistics)
-        if self._reports and state.step % tracking.slots_every_steps == 0:
+        is_scan = self._reports and state.step % self.optimizer.steps_between_scans == 0
+        if is_scan and self.optimizer.affords_scan():
             self.optimizer.scan(state.step)
         if time.monotonic() - self._shown_at >= _EVENT_SECONDS:
             self._show()
@@ -116,14 +119,16 @@ class RunLog:
         loss = float(state.loss_sum.numpy()) / max(state.window_steps, 1)
         metrics = {
             "batch/loss": loss,
-            "opt/iterations": float(state.step),
+            "opt/iterations": float(state.first_iteration + state.step),
             "opt/learning_rate": float(state.optimizer.learning_rate),
         }
         if now > self._window_at:
-            examples = state.window_steps * self.job.config.train.batch_size
-            metrics["batch/examples_per_second"] = examples / (now - self._window_at)
+            # Not of `window_steps`: a resumed window began in another process.
+            num_steps = state.step - self._window_step
+            rate = num_steps * self.job.config.train.batch_size / (now - self._window_at)
+            metrics["batch/examples_per_second"] = rate
         self._tracker.log_metrics(state.step, metrics)
-        self._window_at = now
+        self._window_at, self._window_step = now, state.step
         state.loss_sum.assign(0.0)
         state.window_steps = 0
 
@@ -140,8 +145,8 @@ class RunLog:
         """Report the evaluation at the end of an epoch."""
         named = {f"epoch/{name}": value for name, value in metrics.items()}
         self._tracker.log_metrics(self.state.step, {**named, "opt/epoch": float(self.state.epoch)})
-        if self._reports and self.job.config.tracking.histograms:
-            self.optimizer.pictures(self.state.step)
+        if self._reports:
+            self.optimizer.epoch(self.state.step)
         progress.emit("epoch", epoch=self.state.epoch, step=self.state.step, **metrics)
 
     def meta(self) -> dict[str, Any]:

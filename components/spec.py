@@ -13,6 +13,7 @@ DATA_FINGERPRINT = "data_fingerprint"
 STATE_DIR = "state_dir"
 TRACKING_URI = "tracking_uri"
 TRACKING_ARTIFACTS = "tracking_artifacts"
+FROM_SCRATCH = "from_scratch"
 EXAMPLES = "examples"
 SCHEMA = "schema"
 TRANSFORM_GRAPH = "transform_graph"
@@ -32,6 +33,7 @@ class RecTrainerSpec(ComponentSpec):
         STATE_DIR: ExecutionParameter(type=str),
         TRACKING_URI: ExecutionParameter(type=str, optional=True),
         TRACKING_ARTIFACTS: ExecutionParameter(type=str, optional=True),
+        FROM_SCRATCH: ExecutionParameter(type=int, optional=True),
     }
     INPUTS = {
         EXAMPLES: ChannelParameter(type=standard_artifacts.Examples),

@@ -7,11 +7,12 @@ set, cannot enter an epoch in its middle, and hides where state changes.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 import tensorflow_transform as tft
 
+from rowstep.components import progress
 from rowstep.components.build import build_optimizer
 from rowstep.components.callback_state import CallbackStates
 from rowstep.components.checkpoints import CheckpointStore
@@ -65,6 +66,9 @@ def train(job: TrainJob) -> TrainResult:
     num_steps = config.train.epochs * examples.num_steps(config.train.batch_size)
 
     parts = identity(config, examples.fingerprint, held_out.fingerprint)
+    if job.from_scratch:
+        # A key of its own: one of the same settings may have gone on with something else.
+        parts["start"] = "scratch"
     key = run_key(parts)
     root = checkpoint_root(config, job.state_dir, key)
     store = CheckpointStore(root, retention=retention(config))
@@ -76,6 +80,7 @@ def train(job: TrainJob) -> TrainResult:
         started_from, saved = restore(state, own.result(), job, parts, key)
         problems = list(store.problems)
         training = record(job.state_dir, key, parts, root)
+        progress.emit("training", run_key=key)
         first_step = state.step
         log = RunLog(job, state, key, job.state_dir / key, num_steps)
         saver = Saver(
@@ -105,13 +110,13 @@ def train(job: TrainJob) -> TrainResult:
             mark_finished(job.state_dir, training)
             for problem in forget_old(job.state_dir, config.checkpoint.keep_trainings, key):
                 log.notice(problem)
-            log.close("FINISHED")
+            _close(log, key, "FINISHED")
         except TrainingInterruptedError:
-            log.close("KILLED")
+            _close(log, key, "KILLED")
             raise
         except BaseException:
             saver.close()
-            log.close("FAILED")
+            _close(log, key, "FAILED")
             raise
     return TrainResult(
         step=state.step,
@@ -124,6 +129,11 @@ def train(job: TrainJob) -> TrainResult:
         mlflow_run_id=log.mlflow_run_id,
         mlflow_link=log.mlflow_link,
     )
+
+
+def _close(log: RunLog, key: str, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
+    log.close(status)
+    progress.emit("training", run_key=key, mlflow_run_id=log.mlflow_run_id)
 
 
 def _new_state(

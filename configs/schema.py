@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from rowstep.configs.uris import credentials_in
 
 Rate = Annotated[float, Field(gt=0)]
 Percent = Annotated[int, Field(ge=1, le=50)]
@@ -437,9 +438,10 @@ class CheckpointConfig(Strict):
 
 
 def _without_credentials(uri: str) -> str:
-    if "@" in urlsplit(uri).netloc:
+    found = credentials_in(uri)
+    if found is not None:
         raise ValueError(
-            "must not hold credentials. Got a user name in the address. "
+            f"must not hold credentials. Got {found} in the address. "
             "Pass it in the environment, as MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
         )
     if uri.startswith("sqlite:///") and not uri.startswith("sqlite:////"):
@@ -463,12 +465,13 @@ class TrackingConfig(Strict):
     variant has its own name here."""
     every_steps: Count = 100
     """Steps between two reports of loss, learning rate, norms and touched rows."""
-    slots_every_steps: Count = 1000
-    """Steps between two scans of all weights and slots, which cost what they weigh."""
+    slots_every_steps: Count | None = None
+    """Steps between two scans of all weights and slots, which cost what they weigh. When left out:
+    1000, as long as scans and histograms take no more than a hundredth of the time."""
     per_variable: bool | None = None
     """Whether single variables have metrics of their own; up to 16 variables do when left out."""
     histograms: bool = True
-    """Whether each epoch ends with pictures of the slots' histograms."""
+    """Whether epochs end with pictures of the slots' histograms; the last one always does."""
     max_spool_mib: Count = 256
     """Mebibytes of reports that may wait on the disk for a server; what comes then is dropped."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rowstep.configs.errors import ConfigError, Problem
 from rowstep.configs.load import (
@@ -56,7 +56,7 @@ def parse_variants(
 
     Raises:
         ConfigError: with every problem that was found, the keys as `compare.<variant>.<key>`; also
-            when two variants would train the same.
+            when two variants would train the same, or one would not start from scratch.
     """
     tree, origins = read_tree(text, source, overrides, folder)
     check_file(tree, origins, source)
@@ -68,7 +68,7 @@ def parse_variants(
             variants[name] = _variant(name, changes, tree, origins, source, folder)
         except ConfigError as error:
             problems += error.problems
-    problems = problems or _twins(variants, origins)
+    problems = problems or [*_warm_starts(variants, origins, source), *_twins(variants, origins)]
     if problems:
         raise ConfigError(problems)
     return variants
@@ -106,6 +106,19 @@ def _merged(tree: Tree, changes: Tree) -> Tree:
         both = isinstance(old, dict) and isinstance(value, dict)
         result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
     return result
+
+
+def _warm_starts(
+    variants: dict[str, RunConfig], origins: Origins, source: str
+) -> Iterator[Problem]:
+    """Find variants that ask for the weights of another training, of which there may be none."""
+    key = ("train", "warm_start")
+    for name, config in variants.items():
+        if config.train.warm_start:
+            own = ("compare", name, *key)
+            where = origin_of(own if own in origins else key, origins, source)
+            text = "must be false: variants start from scratch. Got true. Change it."
+            yield Problem(where, ".".join(own), text)
 
 
 def _twins(variants: dict[str, RunConfig], origins: Origins) -> list[Problem]:

@@ -148,7 +148,7 @@ def runs(home: Path) -> None:
     multiple=True,
     help="A further metric to show and to draw, such as epoch/val_mae. Repeatable.",
 )
-@click.option("--all", "everything", is_flag=True, help="Show equal params too.")
+@click.option("--all", "everything", is_flag=True, help="Show equal settings too.")
 @_reports_errors
 def compare(
     runs: tuple[str, ...],
@@ -177,7 +177,7 @@ def sync(home: Path) -> None:
     from rowstep.components.tracking import sync as send
 
     folders = sorted(home.glob("*/state/*/tracking"))
-    unsent = 0
+    unsent = refused = 0
     for folder in folders:
         try:
             report = send(folder)
@@ -187,11 +187,13 @@ def sync(home: Path) -> None:
             unsent += 1
             continue
         unsent += report.num_unsent
-        if report.num_sent or report.num_unsent:
+        refused += report.num_rejected
+        if report.num_sent or report.num_unsent or report.num_rejected:
             told = report.problem or report.link
             click.echo(f"{folder.parent.name}: {report.num_sent} sent. {told}")
-    click.echo(f"{len(folders)} trainings looked at, {unsent or 'nothing'} left to send")
-    sys.exit(1 if unsent else 0)
+    looked = f"{len(folders)} trainings looked at, {unsent or 'nothing'} left to send"
+    click.echo(looked + (f", {refused} refused and put aside" if refused else ""))
+    sys.exit(1 if unsent or refused else 0)
 
 
 @main.command()

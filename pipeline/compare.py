@@ -11,9 +11,11 @@ from rich.console import Console
 
 from rowstep.components.tracking import redact_uri
 from rowstep.pipeline.compare_find import find_runs
-from rowstep.pipeline.compare_picture import check_target, draw
+from rowstep.pipeline.compare_picture import draw
 from rowstep.pipeline.compare_read import CompareError, TrackedRun, page_of, read_runs
-from rowstep.pipeline.compare_table import outcome_rows, parameter_rows, print_table
+from rowstep.pipeline.compare_settings import nothing_differs, setting_rows
+from rowstep.pipeline.compare_table import outcome_rows, print_table
+from rowstep.pipeline.compare_target import check_target
 
 PICTURE = "comparison.png"
 
@@ -38,7 +40,7 @@ def compare_runs(
         uri: the MLflow store; None means that of the runs.
         picture: the file to write.
         metrics: further metrics to show and to draw.
-        everything: whether equal params are shown too.
+        everything: whether equal settings are shown too.
 
     Raises:
         CompareError: fewer than two runs, a run or a metric that is not there, a store that does
@@ -68,11 +70,13 @@ def show_runs(
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = _WIDTH_OF_A_FILE
-    rows = parameter_rows(runs, everything=everything)
-    if rows:
-        print_table(console, "params" if everything else "params that differ", runs, rows)
+    for problem in dict.fromkeys(run.problem for run in runs if run.problem):
+        labels = ", ".join(run.label for run in runs if run.problem == problem)
+        click.echo(f"note   config files cannot be read of {labels}: {problem}", err=True)
+    if rows := setting_rows(runs, everything=everything):
+        print_table(console, "settings" if everything else "settings that differ", runs, rows)
     else:
-        click.echo("No params differ." if not everything else "No params.")
+        click.echo(nothing_differs(runs))
     print_table(console, "outcomes (* best)", runs, outcome_rows(runs, metrics))
     for run in runs:
         click.echo(f"  {run.label}: MLflow run {run.run_id}, experiment {run.experiment!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 
 from rowstep.components.tracking import check_uri, redact_uri
 from rowstep.components.tracking.journal import read_ack
-from rowstep.components.trainings import trainings
 from rowstep.configs.errors import nearest
 from rowstep.pipeline.compare_read import CompareError, Wanted, asking, is_unknown, open_store
 from rowstep.pipeline.runs import Run, all_runs
 
-_TRAINED = ("features", "label", "model", "optimizer", "train")
 _MAX_SHOWN = 8
 
 
@@ -70,8 +67,8 @@ def mlflow_run_id(run: Run) -> str:
         CompareError: it has reported nothing so far, or nothing has reached MLflow.
     """
     workspace = run.workspace
-    training = run.status.get("result", {}).get("training", {})
-    key = training.get("run_key") or _training_key(run)
+    training = run.status.get("result", {}).get("training") or run.training
+    key = training.get("run_key")
     ack = read_ack(workspace.state / key / "tracking") if key else None
     if ack is not None and ack.uri == workspace.tracking_uri:
         return ack.run_id
@@ -82,17 +79,6 @@ def mlflow_run_id(run: Run) -> str:
         "of which nothing is there. Send what waits with 'rowstep sync', or go on with it: "
         f"rowstep resume {run.name}"
     )
-
-
-def _training_key(run: Run) -> str | None:
-    """Return the newest training of a run's settings: an unfinished run notes none."""
-    config = json.loads(run.config.model_dump_json())
-    same = [
-        training.key
-        for training in trainings(run.workspace.state)
-        if all(training.identity.get(part) == config[part] for part in _TRAINED)
-    ]
-    return same[-1] if same else None
 
 
 def _find(client: Any, uri: str, name: str, ours: Any) -> str:

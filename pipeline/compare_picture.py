@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +14,11 @@ from rowstep.pipeline.compare_read import (
     MOMENTUM,
     UPDATES,
     VELOCITY,
-    CompareError,
     Curve,
     TrackedRun,
 )
-
-SUFFIXES = (".png", ".svg", ".pdf")
+from rowstep.pipeline.compare_settings import CONFIG
+from rowstep.pipeline.compare_target import writing
 
 # Okabe and Ito's colours, in the order that keeps the first ones furthest apart for people who
 # lack the cones for red or for green; their yellow is too pale for lines.
@@ -29,6 +28,10 @@ _MARKERS = "osD^vPX"
 _LOG_RANGE = 20.0
 _MANY_POINTS = 25
 _SETTINGS = {"font.size": 10, "axes.titlesize": 11, "agg.path.chunksize": 10_000}
+_MOST_COLUMNS = 5  # of the legend
+_LABEL_CHARACTERS = 100
+_NOTE_CHARACTERS = 16  # for each sixth of the width
+_MOST_ABSENT = 4
 _COLUMNS = 6  # two panels of three above, three of two below
 
 
@@ -46,13 +49,20 @@ class Panel(NamedTuple):
 def panels(runs: Sequence[TrackedRun], more: Sequence[str]) -> list[Panel]:
     """Return what is drawn: losses and evaluations above, slots below, then further metrics."""
     return [
-        Panel(LOSS, "Training loss, mean since the last report", "loss [label²]", 3),
+        Panel(LOSS, "Training loss, mean since the last report", _unit_of_loss(runs), 3),
         _evaluation(runs),
         Panel(MOMENTUM, "First moment, RMS of all entries", "RMS [loss / weight]", 2, True),
         Panel(VELOCITY, "Second moment, RMS of all entries", "RMS [(loss / weight)²]", 2, True),
-        Panel(UPDATES, "Size of an update", "‖update‖ / ‖weights‖ [1]", 2, True),
+        Panel(UPDATES, "Size of an update, rows of the batch", "‖update‖ / ‖weights‖ [1]", 2, True),
         *(Panel(key, key, "value", 2) for key in more),
     ]
+
+
+def _unit_of_loss(runs: Sequence[TrackedRun]) -> str:
+    """Name the unit where all losses are rowstep's own, the mean squared error of the label."""
+    with_loss = [run for run in runs if LOSS in run.curves]
+    is_ours = bool(with_loss) and all("label" in run.files.get(CONFIG, {}) for run in with_loss)
+    return "loss [label²]" if is_ours else "loss"
 
 
 def _evaluation(runs: Sequence[TrackedRun]) -> Panel:
@@ -69,32 +79,19 @@ def _evaluation(runs: Sequence[TrackedRun]) -> Panel:
     return Panel(key, "Evaluation after each epoch", key.removeprefix(EVALUATIONS), 3)
 
 
-def check_target(path: Path) -> None:
-    """Refuse a place that the picture cannot be written to, before anything is read.
+def draw(runs: Sequence[TrackedRun], path: Path, more: Sequence[str] = ()) -> None:
+    """Write the picture of the runs; a file that is there is replaced in one step.
 
     Raises:
-        CompareError: the folder is missing, or the suffix is not one of a picture.
+        CompareError: it cannot be written.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise CompareError(
-            f"compare: --output must name a picture. Got {str(path)!r}. "
-            f"Allowed: names that end in {', '.join(SUFFIXES)}. Change the name."
-        )
-    if not path.parent.is_dir() or path.is_dir():
-        raise CompareError(
-            f"compare: --output must name a file in a folder that is there. Got {str(path)!r}. "
-            "Make the folder, or name another."
-        )
-
-
-def draw(runs: Sequence[TrackedRun], path: Path, more: Sequence[str] = ()) -> None:
-    """Write the picture of the runs; a file that is there is replaced in one step."""
     import matplotlib
 
-    fresh = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     with matplotlib.rc_context(_SETTINGS):
-        figure_of(runs, more).savefig(fresh)
-    fresh.replace(path)
+        figure = figure_of(runs, more)
+        with writing(path) as fresh:
+            figure.savefig(fresh)
+            fresh.replace(path)
 
 
 def figure_of(runs: Sequence[TrackedRun], more: Sequence[str] = ()) -> Any:
@@ -120,10 +117,27 @@ def figure_of(runs: Sequence[TrackedRun], more: Sequence[str] = ()) -> Any:
             column += panel.width
         if first is not None:
             first.set_xlim(left=0)
-        handles = [_line(number, run.label) for number, run in enumerate(runs)]
-        columns = min(len(runs), 5)
-        figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
+        _add_legend(figure, [_line(number, run.label) for number, run in enumerate(runs)])
     return figure
+
+
+def _add_legend(figure: Any, handles: Sequence[Any]) -> None:
+    """Put a legend above all panels, in as many columns as its labels leave room for."""
+    width = figure.canvas.get_width_height()[0]
+    for columns in range(min(len(handles), _MOST_COLUMNS), 0, -1):
+        legend = figure.legend(
+            handles=handles, loc="outside upper center", ncols=columns, frameon=False
+        )
+        if columns == 1 or legend.get_window_extent().width <= width:
+            break
+        legend.remove()
+    # The panels keep their height.
+    figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / figure.dpi)
+
+
+def _wrapped(text: str, characters: int) -> str:
+    """Break a text into lines, at spaces where there are some."""
+    return textwrap.fill(text, characters, break_on_hyphens=False)
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -137,7 +151,8 @@ def _line(number: int, label: str) -> Any:
 
     marker = _MARKERS[number % len(_MARKERS)]
     # "$" would begin a formula.
-    return Line2D([], [], label=label.replace("$", r"\$"), marker=marker, **_style(number))
+    text = _wrapped(label, _LABEL_CHARACTERS).replace("$", r"\$")
+    return Line2D([], [], label=text, marker=marker, **_style(number))
 
 
 def _draw_panel(axes: Any, panel: Panel, runs: Sequence[TrackedRun]) -> None:
@@ -195,9 +210,15 @@ def _marks(number: int, curve: Curve) -> dict[str, Any]:
 
 
 def _say_absent(axes: Any, panel: Panel, absent: Sequence[str], *, is_empty: bool) -> None:
+    more = len(absent) - _MOST_ABSENT
     if is_empty:
-        text, place = f"no run has reported\n{panel.key}", {"x": 0.5, "y": 0.5, "ha": "center"}
+        lines = ["no run has reported", panel.key]
+        place = {"x": 0.5, "y": 0.5, "ha": "center", "va": "center"}
         axes.set_yticks([])
     else:
-        text, place = f"not reported: {', '.join(absent)}", {"x": 0.98, "y": 0.96, "ha": "right"}
-    axes.text(s=text, **place, va="center", color="0.4", fontsize=9, transform=axes.transAxes)
+        shown = [*absent[:_MOST_ABSENT], *([f"and {more} more"] if more > 0 else [])]
+        lines = [f"not reported: {', '.join(shown)}"]
+        place = {"x": 0.98, "y": 0.97, "ha": "right", "va": "top"}
+    text = "\n".join(_wrapped(line, _NOTE_CHARACTERS * panel.width) for line in lines)
+    text = text.replace("$", r"\$")
+    axes.text(s=text, **place, color="0.4", fontsize=9, transform=axes.transAxes)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -16,11 +17,13 @@ from rowstep import RowstepError
 from rowstep.components.tracking import redact_uri
 from rowstep.components.tracking.text import explain, is_sqlite
 from rowstep.configs.errors import nearest
+from rowstep.pipeline.compare_settings import Settings, read_files
 
 EVALUATIONS = "epoch/"
-LOSS, SPEED, STEPS = "batch/loss", "batch/examples_per_second", "opt/iterations"
+LOSS, STEPS = "batch/loss", "opt/iterations"
+SPEEDS = ("batch/examples_per_second", "batch/steps_per_second")
 MOMENTUM, VELOCITY, UPDATES = "opt/slot_m/rms", "opt/slot_v/rms", "opt/global/update_ratio"
-_CURVES = (LOSS, SPEED, MOMENTUM, VELOCITY, UPDATES)
+_CURVES = (LOSS, *SPEEDS, MOMENTUM, VELOCITY, UPDATES)
 
 
 class CompareError(RowstepError, ValueError):
@@ -50,12 +53,22 @@ class TrackedRun:
     experiment: str
     status: str
     seconds: float | None
-    """From start to end; None while there is no end."""
+    """From start to end, and so with what lay between its parts; None while there is no end."""
     params: Mapping[str, str]
     last: Mapping[str, float]
     """The last value of each metric."""
     curves: Mapping[str, Curve]
     """The histories of the metrics that are shown, by step."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Settings] = field(default_factory=dict)
+    """What its config files say, by the name of the file."""
+    problem: str | None = None
+    """Why config files could not be read."""
+
+    @property
+    def was_resumed(self) -> bool:
+        """Return whether it was stopped or killed and went on later."""
+        return "resume.count" in self.tags
 
 
 class Wanted(NamedTuple):
@@ -73,6 +86,7 @@ def open_store(uri: str) -> Any:
     """
     from rowstep.components.tracking.client import open_client
 
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")  # for two small files
     if is_sqlite(uri):
         path = uri.partition(":///")[2].partition("?")[0]
         if not Path(path).is_file():
@@ -101,7 +115,8 @@ def read_runs(
     Raises:
         CompareError: a run is unknown, deleted or named twice, or a metric is unknown.
 
-    Cost: a request for each run, and for each 25,000 values of a metric.
+    Cost: requests for each run and each of its config files, and for each 25,000 values of a
+        metric.
     """
     found = [_active_run(client, uri, one.run_id) for one in wanted]
     ids = [run.info.run_id for run in found]
@@ -131,6 +146,7 @@ def _read(client: Any, run: Any, label: str, experiment: str, drawn: Iterable[st
     info = run.info
     last = {key: _as_reported(value) for key, value in run.data.metrics.items()}
     keys = [*drawn, *(key for key in sorted(last) if key.startswith(EVALUATIONS))]
+    files, problem = read_files(client, info.run_id)
     ended = info.end_time if info.status not in ("RUNNING", "SCHEDULED") else None
     return TrackedRun(
         label=label,
@@ -144,6 +160,9 @@ def _read(client: Any, run: Any, label: str, experiment: str, drawn: Iterable[st
         curves={
             key: _curve(client, info.run_id, key) for key in dict.fromkeys(keys) if key in last
         },
+        tags=dict(run.data.tags),
+        files=files,
+        problem=problem,
     )
 
 

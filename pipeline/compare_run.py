@@ -22,6 +22,11 @@ from rowstep.pipeline.runs import Run, Variant, twin
 from rowstep.pipeline.workspace import Workspace
 
 EXIT_FAILED = 1
+_TERMS = {
+    "seed": "begin with other weights and see the examples in another order",
+    "epochs": "see the data more or less often",
+    "batch_size": "take more or fewer steps",
+}
 
 
 def run_comparison(
@@ -34,8 +39,9 @@ def run_comparison(
 ) -> int:
     """Train every variant that is not finished, and show how all of them compare.
 
-    A variant that fails, by diverging, say, does not keep the others from running. Variants push no
-    model and are not judged by one another; what serves in the workspace stays.
+    A variant that fails, by diverging, say, does not keep the others from running. Variants start
+    from scratch, push no model and are not judged by one another; what serves in the workspace
+    stays.
 
     Args:
         variants: the validated configs by name.
@@ -59,6 +65,8 @@ def run_comparison(
         raise one_problem("compare", "tracking.enabled", text)
     Workspace.of(first).refuse_if_busy()
     digest = _prepare(fixed)
+    for text in unequal_terms(fixed):
+        click.echo(f"note   {text}")
     runs: dict[str, Run] = {}
     worst = 0
     for name, config in fixed.items():
@@ -78,6 +86,17 @@ def run_comparison(
             return code
         worst = max(worst, code)  # 1 also where a finished variant has seen its own test
     return max(worst, _conclude(runs, Workspace.of(first)))
+
+
+def unequal_terms(variants: Mapping[str, RunConfig]) -> list[str]:
+    """Say where variants differ in what a comparison of anything else should keep equal."""
+    found = []
+    for key, meaning in _TERMS.items():
+        values = {name: getattr(config.train, key) for name, config in variants.items()}
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{name} {value}" for name, value in values.items())
+            found.append(f"train.{key} differs, so variants {meaning}: {shown}")
+    return found
 
 
 def _on_one_window(

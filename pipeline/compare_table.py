@@ -15,22 +15,18 @@ from rowstep.pipeline.compare_read import (
     EVALUATIONS,
     LOSS,
     MOMENTUM,
-    SPEED,
+    SPEEDS,
     STEPS,
     UPDATES,
     VELOCITY,
     TrackedRun,
 )
-
-BLANK = "-"
-"""Stands where a run has reported nothing."""
+from rowstep.pipeline.compare_settings import BLANK, Row
 
 _BEST = " *"
 _LOWER = ("rmse", "mse", "mae", "loss", "error", "entropy", "divergence")
 _HIGHER = ("auc", "accuracy", "precision", "recall", "ndcg", "hit", "r2")
 _MIN_RUN_WIDTH = 12
-
-Row = tuple[str, list[str]]
 
 
 def is_error(key: str) -> bool | None:
@@ -41,25 +37,20 @@ def is_error(key: str) -> bool | None:
     return False if any(word in name for word in _HIGHER) else None
 
 
-def parameter_rows(runs: Sequence[TrackedRun], *, everything: bool) -> list[Row]:
-    """Return a row for each param whose values differ, or for every one."""
-    keys = sorted({key for run in runs for key in run.params})
-    rows = [(key, [run.params.get(key, BLANK) for run in runs]) for key in keys]
-    return [row for row in rows if everything or len(set(row[1])) > 1]
-
-
 def outcome_rows(runs: Sequence[TrackedRun], more: Sequence[str] = ()) -> list[Row]:
     """Return the rows of the second table; the best of each evaluation has an asterisk."""
     rows = [
         ("status", [run.status.lower() for run in runs]),
         ("steps", [_steps(run) for run in runs]),
-        ("time", [_time(run.seconds) for run in runs]),
+        ("time", [_time(run) for run in runs]),
     ]
     rows += _evaluations(runs)
     rows += [
         (f"{LOSS}, last", _last(runs, LOSS)),
-        (f"{SPEED}, median", [_speed(run) for run in runs]),
-        *((f"{key}, last", _last(runs, key)) for key in (MOMENTUM, VELOCITY, UPDATES, *more)),
+        *_speeds(runs),
+        *((f"{key}, last", _last(runs, key)) for key in (MOMENTUM, VELOCITY)),
+        (f"{UPDATES}, rows of the batch, last", _last(runs, UPDATES)),
+        *((f"{key}, last", _last(runs, key)) for key in more),
     ]
     bad = sorted({key for run in runs for key in run.last if key.startswith("nonfinite/")})
     rows += [(f"{key}, count", _last(runs, key)) for key in bad]
@@ -106,16 +97,27 @@ def _steps(run: TrackedRun) -> str:
     return f"{max(steps):,.0f}" if steps else BLANK
 
 
-def _speed(run: TrackedRun) -> str:
-    values = run.curves[SPEED].finite if SPEED in run.curves else []
-    return f"{median(values):,.0f}" if values else BLANK  # the first one holds the compilation
+def _speeds(runs: Sequence[TrackedRun]) -> Iterator[Row]:
+    """Return rows of those speeds that are known: a callback counts no examples."""
+    known = [key for key in SPEEDS if any(key in run.curves for run in runs)]
+    for key in known or SPEEDS[:1]:
+        yield f"{key}, median", [_speed(run, key) for run in runs]
 
 
-def _time(seconds: float | None) -> str:
-    if seconds is None:
+def _speed(run: TrackedRun, key: str) -> str:
+    values = run.curves[key].finite if key in run.curves else []
+    if not values:
         return BLANK
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    speed = median(values)  # the first one holds the compilation
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
+
+
+def _time(run: TrackedRun) -> str:
+    if run.seconds is None:
+        return BLANK
+    minutes, rest = divmod(round(run.seconds), 60)
+    text = f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{text}, with breaks" if run.was_resumed else text
 
 
 def print_table(

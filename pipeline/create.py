@@ -57,7 +57,8 @@ def create_pipeline(
         source: the materialised splits.
         checkpoint_strategy: which checkpoint a training may start from. Kubeflow and Vertex take
             only TFX's own strategies: give them LatestArtifactStrategy.
-        is_variant: whether this is one of several trainings that are only compared. Then the
+        is_variant: whether this is one of several trainings that are only compared. Then it starts
+            from scratch, or from where it was itself, whatever else was trained before; the
             Evaluator measures without judging, since the first variant would be the bar for the
             second, and there is no Pusher: what is blessed and served stays what it was.
     """
@@ -78,19 +79,21 @@ def create_pipeline(
     last_checkpoint = Resolver(
         strategy_class=checkpoint_strategy, base_checkpoint=Channel(type=Checkpoint)
     ).with_id("last_checkpoint")
+    base_checkpoint = None if is_variant else last_checkpoint.outputs["base_checkpoint"]
     trainer = RecTrainer(
         config,
         examples=transform.outputs["transformed_examples"],
         transform_graph=transform.outputs["transform_graph"],
         schema=schema.outputs["schema"],
-        base_checkpoint=last_checkpoint.outputs["base_checkpoint"],
+        base_checkpoint=base_checkpoint,
         state_dir=workspace.state,
         data_fingerprint=source.fingerprint,
         tracking_uri=workspace.tracking_uri,
         tracking_artifacts=workspace.tracking_artifacts,
+        from_scratch=is_variant,
     )
     nodes: list[BaseNode] = [examples, statistics, schema, validator, transform]
-    nodes += [last_checkpoint, trainer]
+    nodes += [trainer] if is_variant else [last_checkpoint, trainer]
     nodes += _ending(config, workspace, source, examples, trainer, is_variant)
     return Pipeline(
         pipeline_name=config.name,

@@ -78,6 +78,18 @@ class Run:
         """Return the last status with its time."""
         return json.loads((self.folder / "status.json").read_text())
 
+    @property
+    def training(self) -> dict[str, Any]:
+        """Return what the newest training that this run has begun said of itself.
+
+        That is its `run_key`, and its `mlflow_run_id` (None where there is none) once it has ended;
+        nothing where no training has begun.
+        """
+        if not self.events.exists():
+            return {}
+        said = [event for event in _events(self.events) if event.get("kind") == "training"]
+        return said[-1] if said else {}
+
     def set_status(self, status: Status, **details: Any) -> None:
         """Replace the status at once, never half of it."""
         temporary = self.folder / ".status.json"
@@ -113,6 +125,14 @@ class Run:
             config_from_json((folder / "config.json").read_text()),
             Variant(**json.loads(variant.read_text())) if variant.exists() else None,
         )
+
+
+def _events(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # half a line of a machine that went down
 
 
 def all_runs(home: Path) -> list[Run]:

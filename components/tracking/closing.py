@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rowstep.components.tracking.journal import Journal
+from rowstep.components.tracking.journal import REJECTED, Journal
 from rowstep.components.tracking.publisher import Publisher
 from rowstep.components.tracking.redact import redact_uri
 from rowstep.components.tracking.text import run_link
@@ -55,23 +55,30 @@ def finish(
 
 
 def _problem(journal: Journal, publisher: Publisher, num_unsent: int, num_lost: int) -> str:
+    told = []
     if num_unsent:
-        return (
+        told.append(
             f"tracking: MLflow at {redact_uri(publisher.target.uri)} must have every report. "
             f"Got {num_unsent} that could not be sent "
             f"({publisher.last_problem or 'no answer in time'}). They wait in "
             f"{journal.folder}. The next run of this training sends them, or: "
             "rowstep sync, with --home for another workspace than the default."
         )
-    if num_lost:
-        return (
+    elif num_lost:
+        told.append(
             f"tracking: {journal.folder} must take every report. Got {num_lost} that could "
             "not be written and are lost. Look at the disk."
         )
-    if journal.history.num_dropped:
-        return (
+    elif journal.history.num_dropped:
+        told.append(
             f"tracking: {journal.folder} must have room for what MLflow has not got. Got "
             f"{journal.history.num_dropped} reports that did not fit and were dropped. Raise "
             "tracking.max_spool_mib, or report less often."
         )
-    return ""
+    if publisher.num_rejected:
+        told.append(
+            "tracking: MLflow must accept every report. Got "
+            f"{publisher.num_rejected} that were refused for good and put aside "
+            f"({publisher.last_refusal}). Look at {journal.folder / REJECTED}."
+        )
+    return " ".join(told)

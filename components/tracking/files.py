@@ -74,8 +74,12 @@ class FileShelf:
         if name not in self._sizes:
             return
         self._rejected.mkdir(mode=0o700, exist_ok=True)
-        os.replace(self.path(name), self._rejected / Path(name).name)
-        self.num_rejected_bytes += self._sizes.pop(name)
+        size = self._sizes.pop(name)
+        try:
+            os.replace(self.path(name), self._rejected / Path(name).name)
+        except FileNotFoundError:  # that may be why it was refused
+            return
+        self.num_rejected_bytes += size
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -13,8 +13,8 @@ Row = Mapping[str, Any]
 
 COMPACTED = "compacted"
 DROPPED_TAG = "rowstep.dropped_reports"
+NON_FINITE = "nonfinite/"
 
-_NON_FINITE = "nonfinite/"
 _HISTOGRAM = "histogram:"  # no metric's name holds a colon
 
 
@@ -63,7 +63,7 @@ class History:
         elif kind == "metrics":
             for key, value in row["metrics"].items():
                 self._note_step(key, row["step"])
-                if key.startswith(_NON_FINITE):
+                if key.startswith(NON_FINITE):
                     self._num_non_finite[key] = value
         elif kind == "histogram":
             self._note_step(_HISTOGRAM + row["key"], row["step"])
@@ -88,7 +88,7 @@ class History:
         for given, number in metrics.items():
             key, value = given, number
             if not math.isfinite(value):
-                key = f"{_NON_FINITE}{given}"
+                key = f"{NON_FINITE}{given}"
                 value = self._num_non_finite.get(key, 0.0) + 1.0
             if self._is_fresh(key, step):
                 fresh[key] = value

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -14,22 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from rowstep.components.locks import LockHeldError, exclusive_lock
-from rowstep.components.tracking.files import (
-    FileShelf,
-    copy_bytes,
-    open_private,
-    size_of,
-    write_all,
-)
+from rowstep.components.tracking.files import FileShelf, open_private, size_of
 from rowstep.components.tracking.history import COMPACTED, History
+from rowstep.components.tracking.line_log import LineLog
 from rowstep.components.tracking.target import Ack, Target, TrackingError
 
 JOURNAL = "journal.jsonl"
+REJECTED = "rejected.jsonl"
 MAX_SPOOL_BYTES = 256 * 2**20
 
 _ACK = "ack.json"
-_FRESH = f"{JOURNAL}.new-"
-_REJECTED = "rejected.jsonl"
 _LOCK_WAIT_SECONDS = 5.0
 _ALWAYS_KEPT = ("start", "tags", "status")
 
@@ -44,9 +37,9 @@ class Journal:
         <folder>/rejected-files/   their bytes
         <folder>/lock              held by the one process that may write here
 
-    A line that a killed process left half written is cut off on opening. Offsets count the bytes
-    of all reports ever written: when the oldest are cut away (`compact`), the first line says how
-    many bytes it stands for, and an offset noted before still means the same report.
+    Offsets count the bytes of all reports ever written: when the oldest are cut away (`compact`),
+    the first line says how many bytes it stands for, and an offset noted before still means the
+    same report.
 
     Args:
         folder: created when missing, readable by its owner only.
@@ -65,16 +58,13 @@ class Journal:
     ) -> None:
         self.folder, self.max_bytes = folder, max_bytes
         self.history = History()
-        self._header_bytes = self._base = 0  # the first line may stand for `base` older bytes
         self._guard = threading.Lock()
         self._held = ExitStack()
         self._prepare(create)
         try:
-            self._descriptor = open_private(folder / JOURNAL, os.O_RDWR | os.O_APPEND)
-            self._held.callback(lambda: os.close(self._descriptor))
-            self._is_open = True
-            self._num_bytes = self._cut_torn_line()
-            self._num_rejected_bytes = size_of(folder / _REJECTED)
+            self._log = LineLog(folder / JOURNAL, self._base_of)
+            self._held.callback(self._log.close)
+            self._num_rejected_bytes = size_of(folder / REJECTED)
             self._scan()
         except BaseException:
             self._held.close()
@@ -102,37 +92,27 @@ class Journal:
                 f"{error.holder}. Wait for that process to end, then try again."
             ) from None
         self.files = FileShelf(folder)
-        for left in folder.glob(f"{_FRESH}*"):  # by a process killed while it cut reports away
-            left.unlink()
 
-    def _cut_torn_line(self) -> int:
-        end = os.fstat(self._descriptor).st_size
-        while end:
-            start = max(end - 65536, 0)
-            newline = os.pread(self._descriptor, end - start, start).rfind(b"\n")
-            if newline >= 0:
-                end = start + newline + 1
-                break
-            end = start
-        os.ftruncate(self._descriptor, end)
-        return end
+    def _base_of(self, first_line: bytes) -> int | None:
+        row = _row_of(first_line)
+        if row is None or row.get("kind") != COMPACTED:
+            return None
+        if not isinstance(row.get("base"), int):
+            raise TrackingError(
+                f"{self.folder / JOURNAL}: the first line must say how many bytes it stands for. "
+                "Got one that does not. The disk or somebody changed it. Move the folder away: "
+                "the training then reports from where it is."
+            )
+        return int(row["base"])
 
     def _scan(self) -> None:
         ack, names = read_ack(self.folder), set()
-        with open(self.folder / JOURNAL, "rb") as file:
-            header = file.readline()
-        row = _row_of(header)
-        if row is not None and row.get("kind") == COMPACTED:
-            self._header_bytes, self._base = len(header), row["base"]
         for row, after in self.read(0):
-            try:
-                self.history.note(row)
-            except (AttributeError, KeyError, TypeError, ValueError):
-                continue  # the publisher puts it aside
-            if "file" in row:
-                names.add(row["file"])
+            name = _noted(self.history, row)
+            if name is not None:
+                names.add(name)
                 if ack is not None and after <= ack.offset:
-                    self.files.mark_sent(row["file"])
+                    self.files.mark_sent(name)
         self.files.remove_all_but(names)
 
     @property
@@ -160,14 +140,11 @@ class Journal:
         row = {"kind": kind, "ts_ms": int(time.time() * 1000), **fields}
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         with self._guard:
-            if not self._is_open:
+            if not self._log.is_open:
                 return True
             if kind not in _ALWAYS_KEPT and self.num_bytes + len(line) > self.max_bytes:
                 return False
-            if os.write(self._descriptor, line) != len(line):
-                os.ftruncate(self._descriptor, self._num_bytes)
-                raise OSError(f"{self.folder}: the disk is full")
-            self._num_bytes += len(line)
+            self._log.append(line)
             self.history.note(row)
         return True
 
@@ -184,12 +161,12 @@ class Journal:
 
     def append_file(self, name: str, data: bytes) -> bool:
         """Write a file and the report that names it; neither is left without the other."""
-        if not self._is_open or self.num_bytes + len(data) > self.max_bytes:
-            return not self._is_open
+        if not self._log.is_open or self.num_bytes + len(data) > self.max_bytes:
+            return not self._log.is_open
         file = self.files.write(data)
         is_kept = False
         try:
-            is_kept = self.append("file", name=name, file=file)
+            is_kept = self.append("file", name=name, file=file, size=len(data))
         finally:
             if not is_kept:
                 self.files.remove(file)
@@ -198,18 +175,15 @@ class Journal:
     @property
     def num_bytes(self) -> int:
         """Return how much of the disk the reports take."""
-        return self._num_bytes + self.files.num_bytes + self._num_rejected_bytes
+        return self._log.num_bytes + self.files.num_bytes + self._num_rejected_bytes
 
     def flush(self) -> None:
         """Make the journal survive a power cut, before MLflow knows more than it does."""
-        with self._guard:
-            if self._is_open:
-                os.fsync(self._descriptor)
+        self._log.flush()
 
     def close(self) -> None:
         """Let go of the folder; the reports stay."""
         with self._guard:
-            self._is_open = False
             self._held.close()
 
     # --- sending ----------------------------------------------------------------------------
@@ -217,27 +191,17 @@ class Journal:
     @property
     def size(self) -> int:
         """Return the offset after the last report."""
-        return self._num_bytes - self._header_bytes + self._base
+        return self._log.size
 
     def read(self, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield (report, offset of the next one) from `offset` on; damaged lines are skipped.
 
         Where the reports at `offset` were cut away, the line that stands for them comes first.
         """
-        with ExitStack() as opened:
-            with self._guard:  # the file and what is known of it, both before or after a cut
-                file = opened.enter_context(open(self.folder / JOURNAL, "rb"))
-                end, base = self._num_bytes, self._base
-                shift = base - self._header_bytes
-            place = file.seek(offset - shift if offset >= base else 0)
-            while place < end:
-                line = file.readline()
-                if not line:
-                    return
-                place += len(line)
-                row = _row_of(line)
-                if row is not None:
-                    yield row, place + shift
+        for line, after in self._log.read(offset):
+            row = _row_of(line)
+            if row is not None:
+                yield row, after
 
     def ack(self) -> Ack | None:
         """Return how far the current target has the reports; None when it has none of them.
@@ -275,42 +239,19 @@ class Journal:
         Raises:
             OSError: the disk refuses; the journal is as it was.
         """
-        num_sent = offset - self._base + self.files.num_sent_bytes
+        num_sent = offset - self._log.base + self.files.num_sent_bytes
         if self.num_bytes <= self.max_bytes // 2 or num_sent <= self.max_bytes // 8:
             return False
         cut, names = History(), []
         for row, after in self.read(0):
             if after > offset:
                 break
-            cut.note(row)
-            names += [row["file"]] if "file" in row else []
-        if not self._replace_head(json.dumps(cut.as_row(offset)).encode() + b"\n", offset):
+            names.append(_noted(cut, row))
+        if not self._log.cut_head(json.dumps(cut.as_row(offset)).encode() + b"\n", offset):
             return False
-        for name in names:
+        for name in filter(None, names):
             self.files.remove(name)
         return True
-
-    def _replace_head(self, header: bytes, base: int) -> bool:
-        path = self.folder / f"{_FRESH}{uuid.uuid4().hex}"
-        fresh = open_private(path, os.O_RDWR | os.O_APPEND | os.O_EXCL)
-        try:
-            write_all(fresh, header)
-            place = base - self._base + self._header_bytes
-            # The bulk first, so that whoever reports waits for the last few lines only.
-            place = copy_bytes(self._descriptor, place, self._num_bytes, fresh)
-            os.fsync(fresh)
-            with self._guard:
-                if not self._is_open:
-                    return False
-                copy_bytes(self._descriptor, place, self._num_bytes, fresh)
-                os.replace(path, self.folder / JOURNAL)
-                self._num_bytes += len(header) - self._header_bytes - (base - self._base)
-                self._header_bytes, self._base = len(header), base
-                self._descriptor, fresh = fresh, self._descriptor
-            return True
-        finally:
-            os.close(fresh)
-            path.unlink(missing_ok=True)
 
     def reject(self, row: Mapping[str, Any], reason: str) -> bool:
         """Put a report aside that MLflow will never take, with its file.
@@ -323,10 +264,10 @@ class Journal:
         if num_bytes > self.max_bytes // 4:
             return False
         flags = os.O_WRONLY | os.O_APPEND
-        with open(open_private(self.folder / _REJECTED, flags), "wb", buffering=0) as file:
+        with open(open_private(self.folder / REJECTED, flags), "wb", buffering=0) as file:
             file.write(line)
         self._num_rejected_bytes += len(line)
-        if "file" in row:
+        if isinstance(row.get("file"), str):
             self.files.put_aside(row["file"])
         return True
 
@@ -337,6 +278,16 @@ def read_ack(folder: Path) -> Ack | None:
         return Ack(**json.loads((folder / _ACK).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None  # everything is sent again, which MLflow takes for the same
+
+
+def _noted(history: History, row: Mapping[str, Any]) -> str | None:
+    """Take in a report and return the file that it names; a damaged one says nothing."""
+    try:
+        history.note(row)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None  # the publisher puts it aside
+    name = row.get("file")
+    return name if isinstance(name, str) else None
 
 
 def _row_of(line: bytes) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from rowstep.components.tracking.publisher import Publisher
 from rowstep.components.tracking.redact import redact, redact_document, redact_text
 from rowstep.components.tracking.target import Target, TrackingError
 from rowstep.components.tracking.text import (
+    MAX_METRIC_NAME_CHARACTERS,
     clean_name,
     clean_names,
     clean_params,
@@ -92,7 +93,7 @@ class Outbox:
         """Write the numbers to the journal."""
 
         def write(journal: Journal) -> bool:
-            names = clean_names(metrics)
+            names = clean_names(metrics, MAX_METRIC_NAME_CHARACTERS)
             numbers = {names[key]: float(value) for key, value in metrics.items()}
             kept, left_out = self._cap.split(numbers)
             if left_out:

@@ -20,13 +20,13 @@ class Patience:
     """
 
     def __init__(self) -> None:
-        self._place: tuple[int, int] | None = None
+        self._place: tuple[int, bool] | None = None
         self._num_failures = 0
         self._since = 0.0
 
     def is_over(
         self,
-        place: tuple[int, int],
+        place: tuple[int, bool],
         *,
         is_artifact: bool,
         is_last: bool,
@@ -35,7 +35,8 @@ class Patience:
         """Note a failure and tell whether the report should be put aside.
 
         Args:
-            place: where the reports of the request begin, and how many they are.
+            place: where the reports of the request begin, and whether they are sent one by one.
+                Not how many they are: a training that goes on adds to them between two attempts.
             is_artifact: whether it needs the place of the artifacts.
             is_last: whether somebody waits for the end.
             takes_others: asks MLflow whether it accepts another write.

@@ -54,7 +54,7 @@ class Publisher(threading.Thread):
         self.target = target
         self.mlflow_run = MlflowRun(target, journal.first_start_ms, ack, journal.files, self._check)
         self.num_sent = self.num_rejected = 0
-        self.last_problem = ""
+        self.last_problem = self.last_refusal = ""
         self._journal, self._on_problem = journal, on_problem
         self._offset = ack.offset if ack else 0
         self._one_by_one_until = 0
@@ -161,7 +161,8 @@ class Publisher(threading.Thread):
         num_metrics, end = 0, self._offset
         for row, after in self._journal.read(self._offset):
             is_metrics = row.get("kind") == "metrics"
-            num_metrics += len(row.get("metrics", ())) if is_metrics else 0
+            metrics = row.get("metrics") if is_metrics else None
+            num_metrics += len(metrics) if isinstance(metrics, dict) else 0
             fits = is_metrics and num_metrics <= _MAX_METRICS
             if rows and (not fits or end < self._one_by_one_until):
                 break
@@ -185,13 +186,14 @@ class Publisher(threading.Thread):
         self._commit(end, len(rows))
 
     def _is_hopeless(self, error: Exception, rows: list[dict[str, Any]]) -> bool:
-        if isinstance(error, (TrackingError, KeyError, TypeError)) or is_refusal(error):
+        is_damaged = isinstance(error, (AttributeError, KeyError, TypeError))
+        if is_damaged or isinstance(error, TrackingError) or is_refusal(error):
             return True
         # A request that fails while others pass will be put aside soon: worth a few more attempts
         # where the end is near, so that the next process does not stand before it again.
         self._is_stuck = self.mlflow_run.takes_others()
         return self._patience.is_over(
-            (self._offset, len(rows)),
+            (self._offset, self._offset < self._one_by_one_until),
             is_artifact=rows[0].get("kind") in KINDS_OF_ARTIFACTS,
             is_last=self._closing.is_set(),
             takes_others=lambda: self._is_stuck,
@@ -207,7 +209,7 @@ class Publisher(threading.Thread):
             self._one_by_one_until = end
             return
         self._patience.reset()
-        reason = explain(error)
+        reason = self.last_refusal = explain(error)
         with self._guard:
             self._check()
             is_kept = self._journal.reject(rows[0], reason)

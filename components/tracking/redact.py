@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rowstep.components.tracking.target import TrackingError
+from rowstep.configs.uris import credentials_in, without_credentials
 
 REDACTED = "[redacted]"
 
@@ -47,25 +48,18 @@ def check_uri(uri: str | None) -> None:
     Raises:
         TrackingError: names the environment variables to use, and does not repeat the secret.
     """
-    if uri is None:
-        return
-    rest = uri.partition("://")[2]
-    has_user = "@" in rest and not rest.startswith("/")
-    if has_user or _SIGNED_QUERY.search(uri):
+    found = None if uri is None else credentials_in(uri)
+    if uri is not None and found is not None:
         raise TrackingError(
-            f"tracking.uri: must not hold credentials. Got {'a user name' if has_user else 'a key'}"
-            f" before or after {redact_uri(uri)}. Pass it in the environment, as "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            f"tracking.uri: must not hold credentials. Got {found} before or after "
+            f"{redact_uri(uri)}. Pass it in the environment, as MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD."
         )
 
 
 def redact_uri(uri: str) -> str:
     """Return a tracking URI without user name, password and query, fit to be shown."""
-    scheme, separator, rest = uri.partition("://")
-    if separator and not rest.startswith("/"):
-        # Up to the last "@": a password may hold any character, a slash or a question mark too.
-        rest = rest.rpartition("@")[2]
-    return re.split(r"[?#]", f"{scheme}{separator}{rest}", maxsplit=1)[0]
+    return without_credentials(uri)
 
 
 # --- names and texts ------------------------------------------------------------------------
@@ -124,6 +118,13 @@ def redact_document(text: str) -> str:
 
 
 def _secrets_of_environment() -> list[str]:
-    values = {value for name, value in os.environ.items() if is_secret_name(name)}
-    # A short one would blank out harmless text; a long one may contain a shorter one.
-    return sorted((v for v in values if len(v) >= _MIN_SECRET_CHARACTERS), key=len, reverse=True)
+    values = {
+        value
+        for name, value in os.environ.items()
+        # A short one would blank out harmless text.
+        if len(value) >= _MIN_SECRET_CHARACTERS and is_secret_name(name)
+        # PWD is no password, and GOOGLE_APPLICATION_CREDENTIALS says where some are. A key may
+        # begin with a slash too, so there must be such a file.
+        if name != "PWD" and not (os.path.isabs(value) and os.path.lexists(value))
+    }
+    return sorted(values, key=len, reverse=True)  # a long one may contain a shorter one

@@ -154,6 +154,12 @@ class Sender:
                 f"{path}: must hold the bytes of {row['name']!r}. Got no file. It was deleted by "
                 "somebody else. The report is left out."
             )
+        size, found = row.get("size"), path.stat().st_size  # older journals do not say the size
+        if size is not None and size != found:
+            raise TrackingError(
+                f"{path}: must hold the {size} bytes of {row['name']!r}. Got {found}. A power cut "
+                "took the rest, or somebody changed it. The report is left out."
+            )
         folder, _, name = row["name"].rpartition("/")
         with tempfile.TemporaryDirectory() as scratch:
             link = Path(scratch) / name  # MLflow names the artifact after the file

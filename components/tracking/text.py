@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rowstep.components.tracking.history import NON_FINITE
 from rowstep.components.tracking.redact import (
     REDACTED,
     is_secret_name,
@@ -21,6 +22,8 @@ MAX_TAG_CHARACTERS = 5000
 
 _MAX_PARAM_CHARACTERS = 500
 _MAX_NAME_CHARACTERS = 250
+MAX_METRIC_NAME_CHARACTERS = _MAX_NAME_CHARACTERS - len(NON_FINITE)
+"""Of the name that a caller gives; where its value is not finite, a prefix comes before it."""
 _MAX_REASON_CHARACTERS = 300
 _HINTS = {
     401: " (set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN)",
@@ -66,7 +69,7 @@ def _marked(clean: str, name: str, max_characters: int) -> str:
     return f"{clean[: max_characters - 9]}_{digest}"
 
 
-def clean_names(names: Iterable[str]) -> dict[str, str]:
+def clean_names(names: Iterable[str], max_characters: int = _MAX_NAME_CHARACTERS) -> dict[str, str]:
     """Return {name: clean name}; two names that would become one are told apart by a hash.
 
     The first of them in sorted order keeps the plain form, whatever order they come in.
@@ -74,10 +77,10 @@ def clean_names(names: Iterable[str]) -> dict[str, str]:
     clean: dict[str, str] = {}
     taken: set[str] = set()
     # Names that need no cleaning come first, so that nobody takes their place.
-    for name in sorted(names, key=lambda name: (clean_name(name) != name, name)):
-        text = clean_name(name)
+    for name in sorted(names, key=lambda name: (clean_name(name, max_characters) != name, name)):
+        text = clean_name(name, max_characters)
         if text in taken:
-            text = _marked(text, name, _MAX_NAME_CHARACTERS)
+            text = _marked(text, name, max_characters)
         taken.add(text)
         clean[name] = text
     return clean

@@ -11,7 +11,7 @@ MAX_VARIABLE_KEYS = 200
 _TAG = "rowstep.capped_metrics"
 _MAX_NAMED = 5
 _OF_A_VARIABLE = re.compile(
-    r"(?:nonfinite/)?opt/(?:m_rms|v_rms|v_zero_frac|update_ratio|trust_ratio|touched_frac)/."
+    r"(?:nonfinite/)?opt/(?:\w+_rms|\w+_zero_frac|update_ratio|trust_ratio|touched_frac)/."
 )
 
 

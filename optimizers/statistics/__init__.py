@@ -7,6 +7,7 @@
     table                 all of that in columns, one row for each variable and slot
     variable_names        what variables are called in the names of metrics
     slot_names            which slots they have
+    innermost             the optimizer that has them, inside of a LossScaleOptimizer
 
 Names, formulas and units of all of them are in `components/tracking/SCHEMA.md`.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from rowstep.optimizers.statistics.bins import Histogram
 from rowstep.optimizers.statistics.full_scan import collect, scan, slot_stats
-from rowstep.optimizers.statistics.observed import slot_names, variable_names
+from rowstep.optimizers.statistics.observed import innermost, slot_names, variable_names
 from rowstep.optimizers.statistics.observer import StepObserver
 from rowstep.optimizers.statistics.spread import histograms, table
 
@@ -24,6 +25,7 @@ __all__ = [
     "StepObserver",
     "collect",
     "histograms",
+    "innermost",
     "scan",
     "slot_names",
     "slot_stats",

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from rowstep.optimizers.errors import OptimizerArgumentError
+from rowstep.optimizers.sparse_rows import check_row_ids
 from rowstep.optimizers.statistics.observed import (
     PerVariable,
     innermost,
@@ -44,7 +45,8 @@ class StepObserver:
 
     A step that only accumulates gradients updates nothing. An optimizer that moves every row of a
     table, such as Keras' Adam, moves more than is measured here: of a sparse gradient only the rows
-    that it names are looked at, whatever the optimizer is.
+    that it names are looked at, whatever the optimizer is. Where gradients accumulate, an update
+    touches the rows of all its calls; of Keras' own optimizers only the last call is seen.
 
     Weights and slots are, to the bit, what `optimizer.apply` alone makes of them; not so within a
     function compiled by XLA, which rounds otherwise wherever it joins other operations. Works for
@@ -126,7 +128,11 @@ class StepObserver:
                     f"optimizer was built on. Got {variable_path(variable)}. "
                     "Make the observer after the optimizer is built on all of them."
                 )
-            if gradient is not None:
+            if isinstance(gradient, tf.IndexedSlices) and tf.executing_eagerly():
+                # The rows are read before the optimizer could refuse them.
+                where = f"{self.optimizer.name}, {known.path}"
+                check_row_ids(gradient.indices, known.weights.shape[0], where)
+            if gradient is not None or known.pending is not None:
                 touched.append(touched_by(gradient, known, scale))
         return touched
 

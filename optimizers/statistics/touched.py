@@ -44,12 +44,14 @@ def touched_by(gradient: Any, variable: ObservedVariable, scale: Any) -> Touched
     Rows that wait in a sum of several calls' gradients are touched as well: they may move now.
 
     Args:
-        gradient: A tensor or tf.IndexedSlices.
+        gradient: A tensor or tf.IndexedSlices; None where only such a sum may move the variable.
         variable: The variable that it is the gradient of.
         scale: What the loss was multiplied by.
     """
     dtype = compute_dtype(variable.weights.dtype)
     scale = tf.cast(scale, dtype)
+    if gradient is None:
+        gradient = _nothing(variable, dtype)
     if not isinstance(gradient, tf.IndexedSlices):
         return Touched(variable, tf.cast(gradient, dtype) / scale, None)
     row_ids, summed = sum_duplicate_rows(
@@ -59,6 +61,13 @@ def touched_by(gradient: Any, variable: ObservedVariable, scale: Any) -> Touched
         waiting = tf.where(tf.convert_to_tensor(variable.pending) > 0)
         row_ids = tf.unique(tf.concat([row_ids, tf.reshape(waiting, [-1])], axis=0)).y
     return Touched(variable, summed / scale, row_ids)
+
+
+def _nothing(variable: ObservedVariable, dtype: tf.DType) -> Any:
+    shape = variable.weights.shape
+    if not variable.is_table:
+        return tf.zeros(shape, dtype)
+    return tf.IndexedSlices(tf.zeros([0, *shape[1:]], dtype), tf.zeros([0], tf.int64))
 
 
 def grouped(touched: list[Touched], apart: Collection[str]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -54,10 +55,15 @@ def build(optimizer: Any, embedding: Any = optimizers.Embedding, **compiling: An
     return model
 
 
-def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 2) -> None:
+def fit(
+    model: keras.Model,
+    *callbacks: keras.callbacks.Callback,
+    epochs: int = 2,
+    labels: np.ndarray = LABELS,
+) -> None:
     model.fit(
         IDS,
-        LABELS,
+        labels,
         batch_size=BATCH_SIZE,
         epochs=epochs,
         shuffle=False,
@@ -95,9 +101,13 @@ class Losses(keras.callbacks.Callback):
         self.means.append(float((logs or {})["loss"]))
 
     def window(self, first: int, last: int) -> float:
-        """Return the mean loss of steps first + 1 .. last of one epoch."""
-        sums = [0.0, *(mean * (i + 1) for i, mean in enumerate(self.means))]
-        return (sums[last] - sums[first]) / (last - first)
+        """Return the mean loss of steps first + 1 .. last; Keras' means begin with each epoch."""
+        losses = []
+        for step, mean in enumerate(self.means):
+            number = step % NUM_BATCHES
+            before = self.means[step - 1] * number if number else 0.0
+            losses.append(mean * (number + 1) - before)
+        return float(np.mean(losses[first:last]))
 
 
 @pytest.mark.parametrize(
@@ -105,8 +115,12 @@ class Losses(keras.callbacks.Callback):
     [
         (lambda: optimizers.LazyAdam(0.01), optimizers.Embedding),
         (lambda: keras.optimizers.Adam(0.01), keras.layers.Embedding),
+        (
+            lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=4),
+            keras.layers.Embedding,
+        ),
     ],
-    ids=["LazyAdam", "Adam"],
+    ids=["LazyAdam", "Adam", "Adam-accumulating"],
 )
 def test_a_logged_fit_ends_in_the_bits_of_one_that_is_not(
     uri: str, optimizer: Any, embedding: Any
@@ -129,9 +143,27 @@ def test_every_so_many_steps_have_one_row_of_each_statistic(uri: str) -> None:
     assert sorted(history(uri, run.info.run_id, "opt/slot_v/rms")) == [16, 32, 40]
     assert sorted(history(uri, run.info.run_id, "epoch/loss")) == [20, 40]
     shown = history(uri, run.info.run_id, "batch/loss")
-    assert shown[16] == pytest.approx(losses.window(8, 16), rel=1e-4)
+    for step in (16, 24, 40):  # the epoch ends at 20
+        assert shown[step] == pytest.approx(losses.window(step - 8, step), rel=1e-4)
     touched = history(uri, run.info.run_id, "opt/sparse/touched_rows")
     assert touched[8] == len(np.unique(IDS[7 * BATCH_SIZE : 8 * BATCH_SIZE]))
+
+
+@pytest.mark.parametrize(
+    ("share", "scans", "pictures"),
+    [(0.0, [4, 60], {20, 60}), (1e9, [*range(4, 61, 4)], {20, 40, 60})],
+)
+def test_a_look_at_the_whole_state_waits_while_it_costs_too_much(
+    uri: str, monkeypatch: pytest.MonkeyPatch, share: float, scans: list[int], pictures: set[int]
+) -> None:
+    monkeypatch.setattr("rowstep.components.optimizer_log._SCAN_EVERY_STEPS", 4)
+    monkeypatch.setattr("rowstep.components.optimizer_log._SHARE", share)
+    logger = MlflowLogger(uri, "e")
+    fit(build(optimizers.LazyAdam(0.01)), logger, epochs=3)
+    run = run_of(uri, logger)
+    assert sorted(history(uri, run.info.run_id, "opt/slot_v/rms")) == scans
+    images = mlflow.MlflowClient(uri).list_artifacts(run.info.run_id, "images")
+    assert {int(re.findall(r"[+%]step[+%](\d+)", i.path)[0]) for i in images} == pictures
 
 
 def test_the_run_says_how_the_optimizer_is_configured(uri: str) -> None:
@@ -159,15 +191,85 @@ def test_the_same_key_goes_on_with_the_run(uri: str) -> None:
     assert run.data.tags["resume.count"] == "1"
 
 
+@pytest.mark.parametrize("maker", [optimizers.LazyAdam, keras.optimizers.Adam])
+def test_where_gradients_accumulate_a_step_is_an_update(uri: str, maker: Any) -> None:
+    logger = MlflowLogger(uri, "e", every_steps=4, scan_every_steps=8, histograms=False)
+    fit(build(maker(0.01, gradient_accumulation_steps=2)), logger)
+    run = run_of(uri, logger)
+    for key in ("batch/loss", "opt/iterations", "opt/global/update_norm"):
+        shown = history(uri, run.info.run_id, key)
+        assert sorted(shown) == [4, 8, 12, 16, 20]  # of 40 batches
+        assert min(shown.values()) > 0
+    assert sorted(history(uri, run.info.run_id, "opt/slot_v/rms")) == [8, 16, 20]
+
+
+def test_updates_that_a_loss_scale_skips_cost_a_later_fit_no_report(uri: str) -> None:
+    inner = optimizers.LazyAdam(0.01)
+    model = build(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**127))
+    runs = []
+    for _ in range(2):
+        logger = MlflowLogger(uri, "e", every_steps=2, run_key="mine", histograms=False)
+        fit(model, logger, epochs=1, labels=8 * LABELS)
+        runs.append(run_of(uri, logger))
+    num_updates = int(inner.iterations.numpy())
+    assert 20 < num_updates < 40  # some were skipped
+    for key in ("batch/loss", "opt/iterations", "opt/global/grad_norm"):
+        shown = history(uri, runs[0].info.run_id, key)
+        assert sorted(shown) == list(range(2, num_updates + 1, 2))
+    assert runs[0].info.run_id == runs[1].info.run_id
+    assert runs[0].data.params["opt.class"] == "LazyAdam"
+    assert runs[0].data.params["opt.loss_scale"] == "dynamic"
+
+
+def test_a_metric_of_several_numbers_has_one_row_of_each(uri: str) -> None:
+    logger, model = MlflowLogger(uri, "e", histograms=False), build(optimizers.LazyAdam(0.01))
+    several = keras.metrics.MeanMetricWrapper(lambda true, _: true, name="several")
+    several.result = lambda: keras.ops.convert_to_tensor([1.5, 2.5])
+    model.compile(model.optimizer, "mse", metrics=[several], jit_compile=False)
+    fit(model, logger, epochs=1)
+    metrics = run_of(uri, logger).data.metrics
+    assert (metrics["epoch/several.0"], metrics["epoch/several.1"]) == (1.5, 2.5)
+
+
+def test_a_fit_after_an_interrupted_one_goes_on_with_the_run(uri: str) -> None:
+    class Trouble(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+            raise KeyboardInterrupt
+
+    problems: list[str] = []
+    logger = MlflowLogger(uri, "e", every_steps=10, histograms=False, on_problem=problems.append)
+    model = build(optimizers.LazyAdam(0.01))
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, logger, Trouble())
+    fit(model, logger, epochs=1)
+    run = run_of(uri, logger)
+    assert run.info.status == "FINISHED"
+    assert sorted(history(uri, run.info.run_id, "opt/global/grad_norm")) == [10, 20, 30, 40]
+    assert not problems
+
+
+def test_a_state_that_cannot_be_looked_at_ends_no_training(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError("not a byte is left")
+
+    monkeypatch.setattr("rowstep.components.optimizer_log.scan", no_memory)
+    problems: list[str] = []
+    logger = MlflowLogger(uri, "e", scan_every_steps=5, on_problem=problems.append)
+    fit(build(optimizers.LazyAdam(0.01)), logger, epochs=1)
+    assert run_of(uri, logger).info.status == "FINISHED"
+    [problem] = problems
+    assert "not a byte is left" in problem
+
+
 def test_nothing_is_measured_after_the_fit(uri: str) -> None:
     model = build(optimizers.LazyAdam(0.01))
     logger = MlflowLogger(uri, "e", every_steps=5, histograms=False)
     fit(model, logger, epochs=1)
-    measured = logger._measured.numpy().copy()
-    assert measured[0] == NUM_BATCHES
+    assert sorted(history(uri, run_of(uri, logger).info.run_id, "opt/global/grad_norm"))[-1] == 20
     assert not {"apply", "apply_gradients"} & vars(model.optimizer).keys()
-    fit(model, epochs=1)
-    np.testing.assert_array_equal(logger._measured.numpy(), measured)
+    assert model.train_function is None  # the next fit traces its step anew
 
 
 def test_several_steps_an_execution_are_reported(uri: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rowstep.components.tracking import Tracker, open_tracker, sync
+from rowstep.components.tracking.variable_cap import VariableCap
 
 pytest.importorskip("mlflow")
 
@@ -114,6 +115,32 @@ def test_what_is_not_finite_in_any_form_is_counted(store: Store) -> None:
     assert (report.num_unsent, report.num_rejected) == (0, 0)
     found = store.rows("select key, step, value from metrics order by step")
     assert found == [("nonfinite/loss", step, float(step)) for step in (1, 2, 3, 4)]
+
+
+def test_a_long_name_that_is_not_finite_costs_no_other_metric(store: Store) -> None:
+    names = ["k" * length for length in (239, 240, 241, 245, 250, 400)]
+    tracker = store.tracker()
+    tracker.start({}, {})
+    tracker.log_metrics(1, {**dict.fromkeys(names, math.nan), "loss": 1.0})
+    tracker.log_metrics(2, {**dict.fromkeys(names, 0.5), "loss": 1.0})
+    report = tracker.close("FINISHED", 60)
+    assert (report.num_unsent, report.num_rejected, store.problems) == (0, 0, [])
+    first = {key for (key,) in store.rows("select key from metrics where step = 1")}
+    second = {key for (key,) in store.rows("select key from metrics where step = 2")}
+    assert len(first) == len(second) == len(names) + 1
+    assert {key.removeprefix("nonfinite/") for key in first} == second
+    assert {"k" * 239, "k" * 240, "loss"} <= second
+
+
+@pytest.mark.parametrize(
+    "kind", ["accumulator_rms", "velocity_hat_rms", "average_rms", "linear_rms", "v_zero_frac"]
+)
+def test_any_slot_of_single_variables_is_capped(kind: str) -> None:
+    names = [f"opt/{kind}/layer_{n:03d}" for n in range(250)]
+    kept, left_out = VariableCap(()).split(dict.fromkeys(["opt/slot_m/rms", *names], 0.5))
+    assert list(kept) == ["opt/slot_m/rms", *names[:200]]
+    assert left_out is not None
+    assert "Got 50 more" in left_out.words
 
 
 def test_metrics_of_single_variables_are_capped_named_and_said_once(store: Store) -> None:

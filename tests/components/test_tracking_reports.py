@@ -222,10 +222,8 @@ def test_the_axes_name_the_unit_and_are_logarithmic(monkeypatch: pytest.MonkeyPa
     from rowstep.components.tracking.pictures import draw_histogram
 
     seen: list[Any] = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda self, *a, **k: (seen.append(self), save(self, *a, **k))
-    )
+    draw = Figure.draw
+    monkeypatch.setattr(Figure, "draw", lambda self, *a: (seen.append(self), draw(self, *a))[1])
     draw_histogram({"key": KEY, "step": 1, **vars(Bars())})
     (axes,) = seen[0].axes
     assert axes.get_xlabel() == "magnitude of an element, in gradient squared (log10 bins)"
@@ -250,6 +248,59 @@ def test_a_file_arrives_whole_and_once(store: Store) -> None:
     assert store.files() == ["optimizer/slots-000001000.parquet", "top.bin"]
     (file,) = (store.folder / "artifacts").rglob("slots*")
     assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("left", [b"", b"PAR1", b"PAR1" * 200, None])
+def test_a_file_that_is_not_what_was_reported_is_told_and_not_sent(
+    store: Store, left: bytes | None
+) -> None:
+    store.spool.mkdir()
+    journal = Journal(store.spool)
+    journal.append_file("cut.bin", b"PAR1" * 100)
+    (file,) = (store.spool / "files").iterdir()
+    journal.close()
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(left)  # what a power cut left of it
+    tracker = store.begin()
+    tracker.log_file("whole.bin", b"PAR1" * 100)
+    report = tracker.close("FINISHED")
+    assert (report.num_unsent, report.num_rejected) == (0, 1)
+    assert store.files() == ["whole.bin"]
+    expected = (
+        "Got no file" if left is None else f"must hold the 400 bytes of 'cut.bin'. Got {len(left)}."
+    )
+    assert expected in report.problem
+    assert str(store.spool / "rejected.jsonl") in report.problem
+    kept = [path.read_bytes() for path in store.spool.glob("rejected-files/*")]
+    assert kept == ([] if left is None else [left])
+
+
+def test_a_file_that_vanishes_while_a_training_goes_on_holds_nothing_up(store: Store) -> None:
+    database = store.database.rename(store.folder / "hidden.db")
+    store.database.mkdir()  # no store for a while
+    tracker = store.begin()
+    tracker.log_file("gone.bin", b"PAR1")
+    (file,) = (store.spool / "files").iterdir()
+    file.unlink()
+    tracker.log_metrics(1, {"loss": 0.5})
+    store.database.rmdir()
+    database.rename(store.database)
+    report = tracker.close("FINISHED")
+    assert (report.num_unsent, report.num_rejected) == (0, 1)
+    assert store.rows("select value from metrics") == [(0.5,)]
+    assert len((store.spool / "rejected.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_file_of_a_journal_that_says_no_size_is_sent(store: Store) -> None:
+    store.spool.mkdir()
+    journal = Journal(store.spool)
+    journal.append("file", name="old.bin", file=journal.files.write(b"from before"))
+    journal.close()
+    report = store.begin().close("FINISHED")
+    assert (report.num_unsent, report.num_rejected) == (0, 0)
+    assert store.files() == ["old.bin"]
 
 
 def test_a_file_cannot_leave_the_artifacts_of_its_run(store: Store) -> None:

@@ -209,6 +209,31 @@ def test_a_secret_of_the_environment_is_cut_out_wherever_it_stands(
     assert redact_text("it is a-long-token, abc") == "it is [redacted], abc"
 
 
+@pytest.mark.parametrize("name", ["PWD", "OLDPWD"])
+@pytest.mark.parametrize("folder", ["there", "gone"])
+def test_the_working_folder_is_no_secret(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, folder: str
+) -> None:
+    place = tmp_path if folder == "there" else tmp_path / "gone"
+    monkeypatch.setenv(name, str(place))
+    text = f"{place}/data/part-1.csv"
+    assert redact_text(text) == text
+    assert redact("uri", [text]) == [text]
+
+
+def test_where_credentials_lie_is_no_secret_and_a_key_like_a_path_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "key.json").write_text("{}")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("SAS_HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "/wJalrXUtnFEMI/K7MDENG")
+    monkeypatch.setenv("DB_PWD", "correct-horse")
+    text = f"{tmp_path}/key.json and {tmp_path}/out"
+    assert redact_text(text) == text
+    assert redact_text("/wJalrXUtnFEMI/K7MDENG, correct-horse") == "[redacted], [redacted]"
+
+
 def test_a_refused_uri_is_no_part_of_the_chain_of_errors(tmp_path: Path) -> None:
     for refuse in (check_uri, lambda u: open_tracker(u, "", "", "", tmp_path, on_problem=print)):
         with pytest.raises(TrackingError) as caught:

@@ -16,7 +16,7 @@ import pytest
 
 from rowstep.components.tracking import Tracker, open_tracker, sync
 from rowstep.components.tracking.journal import Journal
-from rowstep.components.tracking.target import Ack, Target
+from rowstep.components.tracking.target import Ack, Target, TrackingError
 
 TARGET = Target("http://host", "ratings", "first", "key-1")
 
@@ -149,6 +149,39 @@ def test_files_of_reports_that_were_cut_away_go_with_them(tmp_path: Path) -> Non
     (kept,) = (tmp_path / "a" / "files").iterdir()
     assert kept.read_bytes() == b"y" * 1000
     journal.close()
+
+
+DAMAGED = [
+    '{"kind": "tags"}',
+    '{"kind": "start", "target": 7}',
+    '{"kind": "metrics", "metrics": 5}',
+    '{"kind": "metrics", "step": "x", "metrics": {"loss": 1}}',
+    '{"kind": "file", "file": ["a"], "name": "a"}',
+    '{"ts_ms": "yesterday"}',
+]
+
+
+@pytest.mark.parametrize("line", DAMAGED)
+def test_a_damaged_line_that_is_json_does_not_stop_a_cut(tmp_path: Path, line: str) -> None:
+    journal = begin(tmp_path / "a", max_bytes=10_000)
+    journal.append_metrics(1, {"loss": 1.0})
+    journal.close()
+    with open(tmp_path / "a" / "journal.jsonl", "a") as file:
+        file.write(line + "\n")
+    journal = Journal(tmp_path / "a", max_bytes=10_000)
+    fill(journal, 2, 80)
+    assert journal.compact(offset_after(journal, 70))
+    head, *rest = rows(journal)
+    assert (head["params"], head["largest_step"]["loss"]) == ({"lr": "0.1"}, 70)
+    assert [row["step"] for row in rest] == [*range(71, 81)]
+    journal.close()
+
+
+def test_a_first_line_that_does_not_say_what_it_stands_for_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "journal.jsonl").write_text('{"kind": "compacted"}\n')
+    with pytest.raises(TrackingError, match="must say how many bytes it stands for"):
+        Journal(tmp_path / "a")
 
 
 def test_little_is_not_cut_away(tmp_path: Path) -> None:
@@ -335,3 +368,22 @@ def test_a_run_made_again_after_a_cut_gets_its_params_and_says_what_is_missing(
     assert int(run.data.tags["rowstep.reports_cut_away"]) > 100
     assert run.data.metrics["loss"] == 1.0
     assert json.loads((place.spool / "ack.json").read_text())["run_id"] == report.run_id
+
+
+def test_a_damaged_line_is_put_aside_and_the_others_arrive(place: Place) -> None:
+    place.bring_up()
+    tracker = place.tracker(max_spool_bytes=10**6)
+    tracker.start({"lr": 0.1}, {})
+    tracker.log_metrics(1, {"loss": 1.0})
+    assert tracker.close("KILLED").num_unsent == 0
+    with open(place.spool / "journal.jsonl", "a") as file:
+        file.write("".join(f"{line}\n" for line in DAMAGED))
+    tracker = place.tracker(max_spool_bytes=10**6)
+    tracker.start({"lr": 0.1}, {})
+    tracker.log_metrics(2, {"loss": 0.5})
+    report = tracker.close("FINISHED")
+    assert (report.num_unsent, report.num_rejected) == (0, len(DAMAGED))
+    assert place.ask("select step from metrics order by 1") == [(1,), (2,)]
+    assert place.ask("select status from runs") == [("FINISHED",)]
+    (told,) = place.problems
+    assert "must accept every report" in told

@@ -309,6 +309,31 @@ def test_a_report_that_fails_for_ever_is_put_aside_and_the_others_arrive(
     assert any("put aside" in text for text in training.problems)
 
 
+def test_a_training_that_goes_on_reporting_does_not_keep_a_bad_report_alive(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "_MIN_SECONDS", 0.5)
+    monkeypatch.setattr("rowstep.components.tracking.publisher._LAST_RETRY_SECONDS", 0.5)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    training.proxy.bad_words[b"poison"] = "500"
+    training.start()
+    training.tracker.log_metrics(1, {"poison": 1.0})
+    steps = iter(range(2, 10_000))
+
+    def is_put_aside() -> bool:
+        training.tracker.log_metrics(next(steps), {"loss": 1.0})
+        return (training.spool / "rejected.jsonl").exists()
+
+    wait_until(is_put_aside, seconds=40)  # before a request is full and takes no more
+    last = next(steps)
+    report = training.tracker.close("FINISHED", 60)
+    assert (report.num_unsent, report.num_rejected) == (0, 1)
+    stored = training.server.rows(
+        "select step from metrics where run_uuid = ? order by step", report.run_id
+    )
+    assert stored == [(step,) for step in range(2, last)]
+
+
 def test_a_server_in_trouble_as_a_whole_costs_no_report_however_long(
     training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:

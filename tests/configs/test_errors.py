@@ -197,10 +197,39 @@ def test_empty_features_report_every_consequence() -> None:
     assert found[0] == "features: at least one is needed. Got none. Add, say, user_id."
 
 
-def test_credentials_are_refused_and_not_repeated() -> None:
-    (found,) = problems_of(changed("tracking.uri", "http://ann:secret@host:5000"))
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://ann:secret@host:5000",
+        "http://ann:se/cret@host",
+        "http://ann:se#cret@host",
+        "ann:secret@host",
+        "http://host/api?token=secret",
+        "http://host/api#token=secret",
+        "http://host/api%3Ftoken=secret",
+        "sqlite:///relative.db?password=secret",
+    ],
+)
+def test_credentials_are_refused_and_not_repeated(uri: str) -> None:
+    (found,) = problems_of(changed("tracking.uri", uri))
     assert found.startswith("tracking.uri: must not hold credentials.")
-    assert "secret" not in found and "ann" not in found
+    assert "cret" not in found and "ann" not in found
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://host:5000",
+        "https://host/ml?x=1",
+        "databricks://profile",
+        "sqlite:////data/a@b/m.db",
+        "file:///data/a@b",
+        "/data/a@b",
+    ],
+)
+def test_an_address_without_credentials_is_taken(uri: str) -> None:
+    config = config_from_json(json.dumps(changed("tracking.uri", uri)))
+    assert config.tracking.uri == uri
 
 
 def test_all_problems_come_at_once_with_their_lines() -> None:

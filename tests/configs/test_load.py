@@ -17,6 +17,7 @@ from rowstep.configs import (
     load_config,
     parse_config,
 )
+from rowstep.configs.variants import load_variants
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 TEXT = """
@@ -40,10 +41,21 @@ def demo(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_loads_and_says_where_it_comes_from(path: Path) -> None:
     config = load_config(path)
+    load_variants(path)
     assert config.name == path.stem
     header = path.read_text(encoding="utf-8").split("name:")[0]
     assert "# Source: " in header
     assert f"# Command:  rowstep run configs/{path.name}" in header
+
+
+def test_the_shipped_comparison_differs_in_the_optimizer_only() -> None:
+    variants = load_variants(CONFIGS / "compare_optimizers.yaml").values()
+    kinds = [config.optimizer.kind for config in variants]
+    assert kinds == ["adam", "lazy_adam", "lamb", "adam_multilr"]
+    kept = {"optimizer", "tracking"}
+    assert len({config.model_dump_json(exclude=kept) for config in variants}) == 1
+    schedules = {config.optimizer.model_dump_json(include={"schedule"}) for config in variants}
+    assert len(schedules) == 1 and "cosine" in schedules.pop()
 
 
 def test_the_shipped_schema_is_in_step() -> None:

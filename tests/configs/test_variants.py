@@ -124,6 +124,16 @@ def test_variants_that_train_the_same_are_refused() -> None:
     ]
 
 
+def test_a_variant_that_would_start_warm_is_refused_where_that_is_asked_for() -> None:
+    refusal = "train.warm_start: must be false: variants start from scratch. Got true. Change it."
+    text = TEXT.replace("lazy: {}", "lazy: {train: {warm_start: true}}")
+    assert errors_of(text) == [f"demo.yaml:11: compare.lazy.{refusal}"]
+    assert errors_of(
+        TEXT.replace("lazy: {}", "lazy: {train: {warm_start: false}}")
+        + "train: {warm_start: true}\n"
+    ) == [f"demo.yaml:14: compare.wide.{refusal}"]
+
+
 @pytest.mark.parametrize(
     ("compare", "words"),
     [

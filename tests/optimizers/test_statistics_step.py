@@ -186,6 +186,32 @@ def test_rows_of_earlier_calls_are_seen_to_move_when_their_sum_is_applied() -> N
     assert reports[-1]["opt/sparse/touched_rows"] == len(rows)
 
 
+def test_rows_that_wait_are_seen_to_move_though_the_last_call_has_no_gradient_of_them() -> None:
+    observed = Observed(lambda: LazyAdam(0.1, gradient_accumulation_steps=2), per_variable=True)
+    table, kernel, bias = cases.gradients(0)
+    before = observed.now()
+    observed.step([table, kernel, bias])
+    with pytest.warns(UserWarning, match="No gradient reached items/embeddings, dense/kernel"):
+        values = observed.observer.apply([None, None, bias], observed.variables)
+    got = dict(zip(observed.observer.names, values.numpy(), strict=True))
+    after = observed.now()
+    moved = cases.joint([after[path] - before[path].astype(np.float64) for path in PATHS])
+    assert got["opt/global/update_norm"] == pytest.approx(moved, rel=1e-5)
+    assert got["opt/sparse/touched_rows"] == len(np.unique(table.indices))
+    assert got["opt/update_ratio/dense.kernel"] > 0
+
+
+@pytest.mark.parametrize("bad", [-1, cases.ROWS])
+def test_a_row_that_is_not_there_is_named_as_without_observing(bad: int) -> None:
+    observed = Observed(MAKERS["LazyAdam"])
+    grads = [cases.of_rows(tf.ones([1, cases.WIDTH]), [bad]), *cases.gradients(0)[1:]]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="row ids must lie in") as expected:
+        observed.optimizer.apply(grads, observed.variables)
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        observed.observer.apply(grads, observed.variables)
+    assert caught.value.message == expected.value.message
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("maker", [LazyAdam, keras.optimizers.SGD])
 def test_half_precision_is_summed_in_float32(maker: Any, dtype: str) -> None:

@@ -38,23 +38,30 @@ class Store:
         experiment: str = "ratings",
         status: str | None = "FINISHED",
         every: int = 10,
+        tags: Mapping[str, str] | None = None,
     ) -> str:
         """Make a run whose metrics have a value every so many steps; return its id."""
         from mlflow.entities import Metric, Param
 
         found = self.client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found else self.client.create_experiment(experiment)
+        place = found.experiment_id if found else self._experiment(experiment)
         run_id = self.client.create_run(place, start_time=1000, run_name=name).info.run_id
         rows = [
             Metric(key, value, 2000 + step, step)
             for key, values in metrics.items()
             for step, value in zip(range(every, 10**9, every), values, strict=False)
         ]
+        for key, value in (tags or {}).items():
+            self.client.set_tag(run_id, key, value)
         texts = [Param(key, str(value)) for key, value in (params or {}).items()]
         self.client.log_batch(run_id, rows, texts)
         if status is not None:
             self.client.set_terminated(run_id, status, end_time=66_000)
         return str(run_id)
+
+    def _experiment(self, name: str) -> str:
+        artifacts = (self.path.parent / "artifacts").as_uri()
+        return str(self.client.create_experiment(name, artifact_location=artifacts))
 
 
 @pytest.fixture
@@ -116,7 +123,8 @@ def test_tables_name_what_differs_and_what_came_out(store: Store, two: tuple[str
     assert cells(shown, "batch/examples_per_second, median") == ["5,000", "5,000"]
     assert cells(shown, "opt/slot_m/rms, last") == ["0.05", "0.025"]
     assert cells(shown, "opt/slot_v/rms, last") == ["0.0005", "0.00025"]
-    assert cells(shown, "opt/global/update_ratio, last") == ["0.0625", "0.0625"]
+    name = "opt/global/update_ratio, rows of the batch, last"
+    assert cells(shown, name) == ["0.0625", "0.0625"]
     assert (store.path.parent / "picture.png").read_bytes().startswith(PNG)
     assert [path.name for path in store.path.parent.glob(".*")] == []
 
@@ -136,6 +144,41 @@ def test_the_link_leads_to_mlflow_s_page_on_these_runs(store: Store, two: tuple[
     assert not set('[]", ') & set(link)
     assert json.loads(unquote(runs)) == [*two, other]
     assert len(json.loads(unquote(experiments))) == 2
+
+
+def test_what_only_the_config_file_has_is_found_without_a_word_of_downloads(
+    store: Store, two: tuple[str, str]
+) -> None:
+    for run_id, seed in zip(two, (1, 2), strict=True):
+        config = {"data": {"kind": "csv", "seed": seed}, "label": "rating"}
+        store.client.log_text(run_id, json.dumps(config), "config.json")
+    code, shown, errors = compare(store, *two)
+    assert (code, errors) == (0, "")
+    assert cells(shown, "data.seed") == ["1", "2"]
+    assert "data.kind" not in shown
+    store.client.log_text(two[1], "{", "config.json")
+    code, shown, errors = compare(store, *two)
+    assert code == 0 and "data.seed" not in shown
+    assert "note   config files cannot be read of lamb: JSONDecodeError" in errors
+    store.client.log_text(two[0], "{", "config.json")
+    assert "cannot be read of lazy, lamb: JSONDecodeError" in compare(store, *two)[2]
+
+
+def test_steps_per_second_stand_for_examples_where_those_are_not_counted(store: Store) -> None:
+    slow = {"batch/loss": [1.0] * 3, "batch/steps_per_second": [0.01, 0.125, 0.125]}
+    ids = [store.add("loop", training(1)), *(store.add(name, slow) for name in ("fit", "fit 2"))]
+    shown = compare(store, *ids)[1]
+    assert cells(shown, "batch/examples_per_second, median") == ["5,000", "-", "-"]
+    assert cells(shown, "batch/steps_per_second, median") == ["-", "0.125", "0.125"]
+    shown = compare(store, *ids[1:])[1]
+    assert "batch/examples_per_second" not in shown
+    assert cells(shown, "batch/steps_per_second, median") == ["0.125", "0.125"]
+
+
+def test_the_time_of_a_run_that_went_on_later_is_marked(store: Store, two: tuple[str, str]) -> None:
+    resumed = store.add("resumed", training(1), tags={"resume.count": "2"})
+    shown = compare(store, two[0], resumed)[1]
+    assert cells(shown, "time") == ["1 min 5 s", "1 min 5 s, with breaks"]
 
 
 def test_a_run_that_is_not_done_or_reported_little_leaves_blanks(
@@ -253,6 +296,7 @@ def test_a_deleted_run_is_refused_with_the_way_back(store: Store, two: tuple[str
     [
         ("picture.txt", "Allowed: names that end in .png, .svg, .pdf."),
         ("no/such/folder.png", "must name a file in a folder that is there"),
+        ("/proc/self/picture.png", "--output must be a file that can be written"),
     ],
 )
 def test_a_picture_that_cannot_be_written_is_refused_at_once(

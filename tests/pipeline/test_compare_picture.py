@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import resource
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 
 from rowstep.pipeline import compare_picture
 from rowstep.pipeline.compare_picture import draw, figure_of
-from rowstep.pipeline.compare_read import Curve, TrackedRun
+from rowstep.pipeline.compare_read import CompareError, Curve, TrackedRun
+from rowstep.pipeline.compare_target import SUFFIXES
 
 STEPS = tuple(range(10, 1010, 10))
 SHOWN = ("batch/loss", "epoch/val_rmse", "opt/slot_m/rms", "opt/slot_v/rms")
@@ -34,7 +37,7 @@ def test_every_panel_has_units_and_steps_and_there_is_one_legend() -> None:
     figure = figure_of([run("one"), run("two", 2)])
     assert [axes.get_xlabel() for axes in figure.axes] == ["optimizer steps"] * 5
     assert [axes.get_ylabel() for axes in figure.axes] == [
-        "loss [label²], log scale",
+        "loss, log scale",
         "RMSE [label], log scale",
         "RMS [loss / weight], log scale",
         "RMS [(loss / weight)²], log scale",
@@ -92,7 +95,7 @@ def test_scales_are_logarithmic_only_where_that_says_more() -> None:
     signed = Curve(STEPS, tuple(math.sin(step) for step in STEPS))
     axes = figure_of([run("one", batch__loss=narrow, opt__slot_m__rms=signed)]).axes
     assert [one.get_yscale() for one in axes] == ["linear", "log", "linear", "log", "log"]
-    assert axes[0].get_ylabel() == "loss [label²]"
+    assert axes[0].get_ylabel() == "loss"
 
 
 def test_zeros_on_a_logarithmic_scale_are_left_out() -> None:
@@ -123,6 +126,82 @@ def test_further_metrics_get_panels_of_their_own() -> None:
     assert titles[5:] == more
 
 
+def test_only_the_loss_of_a_run_with_our_config_has_a_unit() -> None:
+    ours = [replace(run(name), files={"config.json": {"label": "rating"}}) for name in ("a", "b")]
+    foreign = replace(run("c"), files={"optimizer_config.json": {"opt.class": "Adam"}})
+    units = [
+        figure_of(runs).axes[0].get_ylabel().split(",")[0]
+        for runs in (ours, [*ours, foreign], [*ours, run("d", batch__loss=None)])
+    ]
+    assert units == ["loss [label²]", "loss", "loss [label²]"]
+
+
+def test_the_panel_of_updates_says_whose_they_are() -> None:
+    assert figure_of([run("one")]).axes[4].get_title(loc="left").endswith("rows of the batch")
+
+
+def box_of(drawn: Any) -> Any:
+    return drawn.get_window_extent()
+
+
+REAL = "quickstart-20261121-06023", "movielens_100k-20261121-06023"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *([f"{name}{n}" for n in range(count)] for name in REAL for count in (2, 3, 4, 5, 14)),
+        ["W" * 63, "a name of several words " * 12, "$x_1$"],
+    ],
+)
+def test_legend_and_notes_stay_inside_whatever_runs_are_called(labels: list[str]) -> None:
+    some = {"opt__slot_m__rms": None, "epoch__val_rmse": None}
+    runs = [run(labels[0]), *(run(label, **some) for label in labels[1:])]
+    more = ["opt/a/metric_of_one_variable/with.quite.a.long.path.and.some.more"]
+    figure = figure_of(runs, more)
+    figure.canvas.draw()
+    width, height = figure.canvas.get_width_height()
+    legend = box_of(figure.legends[0])
+    assert legend.x0 >= 0 and legend.x1 <= width and legend.y1 <= height
+    assert all(not legend.overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    notes = [(axes, text) for axes in figure.axes for text in axes.texts]
+    assert len(notes) == 3
+    for axes, text in notes:
+        box = box_of(text)
+        assert axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1
+        assert axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1
+
+
+def test_a_long_list_of_absent_runs_is_counted() -> None:
+    runs = [run("there"), *(run(f"r{n}", batch__loss=None) for n in range(9))]
+    [note] = figure_of(runs).axes[0].texts
+    assert note.get_text().split() == [
+        "not",
+        "reported:",
+        "r0,",
+        "r1,",
+        "r2,",
+        "r3,",
+        "and",
+        "5",
+        "more",
+    ]
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_text("old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(CompareError, match="--output must be a file that can be written"):
+            draw([run("one"), run("two")], path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_no_text_of_the_picture_overlaps_another_panel() -> None:
     labels = ["a run with quite a long name", "another one", "three", "four"]
     figure = figure_of([run(label, n + 1) for n, label in enumerate(labels)])
@@ -137,7 +216,7 @@ def test_no_text_of_the_picture_overlaps_another_panel() -> None:
     assert all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= width and b.y1 <= height for b in boxes)
 
 
-@pytest.mark.parametrize("suffix", compare_picture.SUFFIXES)
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_picture_is_written_in_one_step(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"picture{suffix}"
     path.write_text("old")

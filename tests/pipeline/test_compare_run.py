@@ -23,9 +23,11 @@ from rowstep.pipeline.catch_up import history
 from rowstep.pipeline.cli import main
 from rowstep.pipeline.compare_find import mlflow_run_id
 from rowstep.pipeline.compare_read import CompareError
+from rowstep.pipeline.compare_run import _conclude, unequal_terms
 from rowstep.pipeline.create import evaluation_config
 from rowstep.pipeline.runs import Run, Variant, all_runs, twin, unfinished_twin
 
+mlflow = pytest.importorskip("mlflow")
 SUPPORT = Path(__file__).parents[1] / "support"
 TINY = SUPPORT / "tiny.yaml"
 SOURCE = SourceData(Path("/data"), "f" * 64, {"train": 9, "eval": 1}, ("user_id",), None)
@@ -94,6 +96,18 @@ def test_a_span_of_data_without_spans_is_refused(comparison: Path, tmp_path: Pat
     assert "--span: must be given with partitioned data only" in errors
 
 
+def test_variants_of_unequal_seeds_or_budgets_are_said_to_be_so(tmp_path: Path) -> None:
+    usual, other = config_in(tmp_path), config_in(tmp_path, "optimizer.learning_rate=0.1")
+    assert unequal_terms({"a": usual, "b": other}) == []
+    longer = config_in(tmp_path, "train.epochs=5", "train.seed=8", "train.batch_size=9")
+    assert unequal_terms({"a": usual, "b": usual, "c": longer}) == [
+        "train.seed differs, so variants begin with other weights and see the examples in another "
+        "order: a 7, b 7, c 8",
+        "train.epochs differs, so variants see the data more or less often: a 2, b 2, c 5",
+        "train.batch_size differs, so variants take more or fewer steps: a 64, b 64, c 9",
+    ]
+
+
 # --- what a variant may not touch -----------------------------------------------------------
 
 
@@ -103,6 +117,13 @@ def test_a_variant_is_measured_and_neither_judged_nor_pushed(tmp_path: Path) -> 
     ids = {node.id for node in pipeline.components}
     assert "Evaluator" in ids
     assert not ids & {"Pusher", "last_blessed_model"}
+    [trainer] = [node for node in pipeline.components if node.id == "RecTrainer"]
+    assert "last_checkpoint" not in ids and "base_checkpoint" not in trainer.inputs
+    assert trainer.exec_properties["from_scratch"] == 1
+    usual = create_pipeline(config, Workspace.of(config), SOURCE).components
+    [trainer] = [node for node in usual if node.id == "RecTrainer"]
+    assert "base_checkpoint" in trainer.inputs
+    assert not trainer.exec_properties.get("from_scratch")
     [specs] = evaluation_config(config, None, judge=False).metrics_specs
     assert not any(metric.HasField("threshold") for metric in specs.metrics)
     [specs] = evaluation_config(config, None).metrics_specs
@@ -133,10 +154,11 @@ def test_the_run_of_a_variant_is_nobody_else_s(tmp_path: Path) -> None:
 # --- which MLflow run is meant --------------------------------------------------------------
 
 
-def training_of(run: Run, number: int, **changes: object) -> Path:
+def training_of(run: Run, number: int) -> Path:
+    """Leave what a training of a run's settings leaves in the state of its pipeline."""
     config = json.loads(canonical_json(run.config))
     parts = ("features", "label", "model", "optimizer", "train")
-    identity = {part: config[part] for part in parts} | changes
+    identity = {part: config[part] for part in parts}
     folder = run.workspace.state / f"key{number}"
     folder.mkdir(parents=True)
     record = {"key": folder.name, "number": number, "identity": identity, "checkpoints": ""}
@@ -149,14 +171,72 @@ def training_of(run: Run, number: int, **changes: object) -> Path:
     return tracking / "ack.json"
 
 
-def test_an_unfinished_run_is_found_by_the_settings_of_its_training(tmp_path: Path) -> None:
+def say(run: Run, **event: object) -> None:
+    with open(run.events, "a") as file:
+        file.write(json.dumps({"kind": "training", "time": 0.0, **event}) + "\n")
+
+
+def test_an_unfinished_run_is_found_by_the_training_that_it_began(tmp_path: Path) -> None:
     run = Run.create(config_in(tmp_path))
-    with pytest.raises(CompareError, match="compare: a run must have reported to MLflow"):
-        mlflow_run_id(run)
-    training_of(run, 1)
-    training_of(run, 2)
-    training_of(run, 3, optimizer={"kind": "lamb"})
+    for number in (1, 2, 3):
+        training_of(run, number)
+    say(run, run_key="key1")
+    say(run, run_key="key2")
+    say(run, kind="step", run_key="key3")
+    with open(run.events, "a") as file:
+        file.write('{"kind": "training", "run_k')
     assert mlflow_run_id(run) == "run2"
+
+
+def test_a_training_whose_reports_are_elsewhere_is_found_by_what_it_said_at_its_end(
+    tmp_path: Path,
+) -> None:
+    run = Run.create(config_in(tmp_path))
+    say(run, run_key="key1")
+    with pytest.raises(CompareError, match="of which nothing is there"):
+        mlflow_run_id(run)
+    say(run, run_key="key1", mlflow_run_id="noted")
+    run.set_status("failed", text="the evaluator")
+    assert mlflow_run_id(run) == "noted"
+
+
+@pytest.mark.parametrize("change", ["data.seed=2", "data.num_users=299", "evaluation.max_rmse=9"])
+def test_a_run_that_failed_before_its_training_has_the_numbers_of_no_other(
+    tmp_path: Path, change: str
+) -> None:
+    before = Run.create(config_in(tmp_path), Variant("lazy", "one"))
+    training_of(before, 1)
+    say(before, run_key="key1")
+    run = Run.create(config_in(tmp_path, change), Variant("lazy", "two"))
+    say(run, kind="node", id="Transform", running=True)
+    run.set_status("failed", text="Transform failed")
+    with pytest.raises(CompareError, match=f"Got '{run.name}' \\(failed\\), of which nothing"):
+        mlflow_run_id(run)
+    assert mlflow_run_id(before) == "run1"
+
+
+def test_a_variant_that_failed_early_is_left_out_of_what_is_shown(
+    tmp_path: Path, mlflow_template_db: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(mlflow_template_db, tmp_path / "mlflow.db")
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    place = client.create_experiment("tiny", artifact_location=f"file://{tmp_path / 'artifacts'}")
+    runs = {}
+    for name, status in {"lazy": "finished", "lamb": "failed"}.items():
+        tracked = client.create_run(place, run_name=name).info.run_id
+        client.log_metric(tracked, "batch/loss", 0.5, step=10)
+        older = Run.create(config_in(tmp_path), Variant(name, "of other data"))
+        ack = training_of(older, len(runs))
+        ack.write_text(ack.read_text().replace(f"run{len(runs)}", tracked))
+        run = Run.create(config_in(tmp_path, "data.seed=2"), Variant(name, "digest"))
+        note = {"run_key": f"key{len(runs)}", "mlflow_run_id": tracked}
+        run.set_status(status, **({"result": {"training": note}} if status == "finished" else {}))  # type: ignore[arg-type]
+        runs[name] = run
+    assert _conclude(runs, runs["lazy"].workspace) == 1
+    shown, errors = capsys.readouterr()
+    assert "failed: lamb. The others are compared." in errors
+    assert f"Got '{runs['lamb'].name}' (failed), of which nothing is there" in errors
+    assert "lazy: MLflow run" in shown and "lamb" not in shown
 
 
 def test_a_finished_run_is_found_by_what_it_noted(tmp_path: Path) -> None:
