@@ -115,7 +115,7 @@ class Training:
             gradients = tape.gradient(loss, [v.value for v in variables])
             statistics = apply(gradients, variables)
             self.state.loss_sum.assign_add(tf.cast(loss, tf.float64))
-            return loss, statistics
+            return loss, None if statistics is None else self.state.measured(statistics)
 
         return run.get_concrete_function()
 
@@ -139,25 +139,25 @@ class Training:
         for _ in range(num_steps):
             batch = self.batches[state.step % NUM_BATCHES]
             observes = log is not None and log.observes(state.step + 1)
-            loss, statistics = (self.observed[mode.name] if observes else self.plain)(*batch)
+            loss, measured = (self.observed[mode.name] if observes else self.plain)(*batch)
             state.step += 1
             state.window_steps += 1
             if log is not None:
-                self.report(log, statistics)
+                self.report(log, measured)
         float(loss)
         return (time.perf_counter() - start) / num_steps
 
-    def report(self, log: RunLog, statistics: Any) -> None:
+    def report(self, log: RunLog, measured: Any) -> None:
         """Do what the training loop does after a step, and time it if it reports."""
         start = time.perf_counter()
-        log.step(None if statistics is None else statistics.numpy())
+        log.step(None if measured is None else measured.numpy())
         seconds = time.perf_counter() - start
         tracking = log.job.config.tracking
         if self.state.step % tracking.slots_every_steps == 0:
             self.costs.scan.append(seconds)
         elif self.state.step % tracking.every_steps == 0:
             self.costs.report.append(seconds)
-        elif statistics is None:
+        elif measured is None:
             self.costs.nothing.append(seconds)
 
     def time_single_steps(self, count: int, observed: Any) -> None:

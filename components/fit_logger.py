@@ -217,11 +217,14 @@ class MlflowLogger(keras.callbacks.Callback):
         )
 
     def _report(self, step: int) -> None:
-        rate = float(self.model.optimizer.learning_rate)
-        metrics = {"opt/iterations": float(step), "opt/learning_rate": rate, **self._window.take()}
+        metrics = {"opt/iterations": float(step), **self._window.take()}
+        measured = None if self._meter is None else self._meter.read()
+        if measured is None:
+            metrics["opt/learning_rate"] = float(self.model.optimizer.learning_rate)
+        else:
+            at, rate, statistics = measured
+            self._told().log_metrics(at, {"opt/learning_rate": rate, **self._log.named(statistics)})
         self._told().log_metrics(step, metrics)
-        if self._meter is not None and (measured := self._meter.read()) is not None:
-            self._log.step(*measured)
 
     def _end(self, status: Status) -> None:
         tracker, self._tracker = self._tracker, None

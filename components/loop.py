@@ -54,7 +54,7 @@ class TrainingLoop:
         )
         # Two graphs of one step: what nobody asked for is not measured.
         step = self._compile_step(self._apply)
-        observed = self._compile_step(self.log.optimizer.observer.apply)
+        observed = self._compile_step(self._observe)
         evaluate = self._compile_evaluation()
         self._saved_at = (state.step, time.monotonic())
         random_state()  # makes the generators that are missing, before the first draw and not after
@@ -112,12 +112,12 @@ class TrainingLoop:
         for features, labels in batches:
             hooks.on_train_batch_begin(state.batch)
             chosen = observed if self.log.observes(state.step + 1) else step
-            loss, statistics = self._run(chosen, features, labels)
+            loss, measured = self._run(chosen, features, labels)
             state.step += 1
             state.batch += 1
             state.window_steps += 1
             hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
-            self.log.step(None if statistics is None else statistics.numpy())
+            self.log.step(None if measured is None else measured.numpy())
             self.stop_if_asked()
             # While one is being written the next one waits, and the training does not.
             if not self.saver.busy and self._checkpoint_is_due():
@@ -157,8 +157,11 @@ class TrainingLoop:
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
         self.state.optimizer.apply(gradients, variables)
 
+    def _observe(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
+        return self.log.optimizer.observer.apply(gradients, variables)
+
     def _compile_step(self, apply: Callable[[Sequence[Any], Sequence[Any]], Any]) -> Any:
-        """Return one step: features and labels in, (loss, what `apply` returns) out."""
+        """Return one step: features and labels in, (loss, what is measured) out."""
         state = self.state
         for schedule in state.schedules:
             schedule.first_step = state.first_iteration
@@ -175,7 +178,7 @@ class TrainingLoop:
             statistics = apply(gradients, variables)
             state.loss_sum.assign_add(tf.cast(loss, tf.float64))
             state.metrics.update(labels, scores)
-            return loss, statistics
+            return loss, None if statistics is None else state.measured(statistics)
 
         return step
 

@@ -90,10 +90,9 @@ class OptimizerLog:
             "optimizer_summary.md", summarise_optimizer(self.optimizer, self.model)
         )
 
-    def step(self, step: int, statistics: np.ndarray) -> None:
-        """Report what `observer.apply` returned for a step."""
-        names = self.observer.names
-        self.tracker.log_metrics(step, dict(zip(names, statistics.tolist(), strict=True)))
+    def named(self, statistics: np.ndarray) -> dict[str, float]:
+        """Return what `observer.apply` returned for a step, by the names of metrics."""
+        return dict(zip(self.observer.names, statistics.tolist(), strict=True))
 
     @property
     def steps_between_scans(self) -> int:

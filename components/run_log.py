@@ -96,40 +96,40 @@ class RunLog:
         tracking = self.job.config.tracking
         return self._reports and step % tracking.every_steps == 0
 
-    def step(self, statistics: np.ndarray | None = None) -> None:
+    def step(self, measured: np.ndarray | None = None) -> None:
         """Note one finished step; values leave the device only when a report is due.
 
         Args:
-            statistics: what `optimizer.observer` measured of it, if it was asked.
+            measured: what `state.measured` returned of it, if it was observed.
         """
-        state, tracking = self.state, self.job.config.tracking
-        if state.step % tracking.every_steps == 0:
-            self._report_window()
-        if statistics is not None:
-            self.optimizer.step(state.step, statistics)
+        state = self.state
+        if measured is not None:
+            self._report(float(measured[0]), float(measured[1]), measured[2:])
+        elif state.step % self.job.config.tracking.every_steps == 0:
+            state.check_finite()
+            state.loss_sum.assign(0.0)
+            state.window_steps = 0
         is_scan = self._reports and state.step % self.optimizer.steps_between_scans == 0
         if is_scan and self.optimizer.affords_scan():
             self.optimizer.scan(state.step)
         if time.monotonic() - self._shown_at >= _EVENT_SECONDS:
             self._show()
 
-    def _report_window(self) -> None:
+    def _report(self, loss_sum: float, rate: float, statistics: np.ndarray) -> None:
         state, now = self.state, time.monotonic()
-        state.check_finite()
-        loss = float(state.loss_sum.numpy()) / max(state.window_steps, 1)
+        state.check_finite(loss_sum)
         metrics = {
-            "batch/loss": loss,
+            "batch/loss": loss_sum / max(state.window_steps, 1),
             "opt/iterations": float(state.first_iteration + state.step),
-            "opt/learning_rate": float(state.optimizer.learning_rate),
+            "opt/learning_rate": rate,
+            **self.optimizer.named(statistics),
         }
         if now > self._window_at:
             # Not of `window_steps`: a resumed window began in another process.
-            num_steps = state.step - self._window_step
-            rate = num_steps * self.job.config.train.batch_size / (now - self._window_at)
-            metrics["batch/examples_per_second"] = rate
+            num_examples = (state.step - self._window_step) * self.job.config.train.batch_size
+            metrics["batch/examples_per_second"] = num_examples / (now - self._window_at)
         self._tracker.log_metrics(state.step, metrics)
         self._window_at, self._window_step = now, state.step
-        state.loss_sum.assign(0.0)
         state.window_steps = 0
 
     def _show(self) -> None:

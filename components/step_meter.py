@@ -32,7 +32,7 @@ class StepMeter:
     def __init__(self, model: keras.Model, observer: StepObserver, every_steps: int) -> None:
         self.model, self.observer, self.every_steps = model, observer, every_steps
         self.optimizer = model.optimizer
-        self._measured = tf.Variable(tf.zeros([_MAX_STATISTICS + 1], tf.float64), trainable=False)
+        self._measured = tf.Variable(tf.zeros([2 + _MAX_STATISTICS], tf.float64), trainable=False)
         self._last_step = 0.0
 
     def attach(self) -> None:
@@ -46,14 +46,13 @@ class StepMeter:
             self._put_back()
             self.model.train_function = None  # its trace would go on measuring
 
-    def read(self) -> tuple[int, np.ndarray] | None:
-        """Return the last measured step and its statistics, unless they were returned before."""
-        measured = self._measured.numpy()
-        num_names = len(self.observer.names)
-        if not num_names or measured[0] <= self._last_step:
+    def read(self) -> tuple[int, float, np.ndarray] | None:
+        """Return the last measured step, the rate after it and its statistics, but only once."""
+        step, rate, *statistics = self._measured.numpy()
+        if not self.observer.names or step <= self._last_step:
             return None
-        self._last_step = measured[0]
-        return int(measured[0]), measured[1 : num_names + 1]
+        self._last_step = step
+        return int(step), float(rate), np.asarray(statistics[: len(self.observer.names)])
 
     def _replace(self) -> None:
         # On this one object only; `fit` comes in by the second, people's own loops by either.
@@ -86,9 +85,9 @@ class StepMeter:
             with self._plain():
                 statistics = tf.cast(self.observer.apply(grads, variables), tf.float64)
             rest = tf.zeros([_MAX_STATISTICS - len(self.observer.names)], tf.float64)
-            self._measured.assign(
-                tf.concat([[tf.cast(step, tf.float64)], statistics, rest], axis=0)
-            )
+            rate = tf.convert_to_tensor(optimizer.learning_rate)
+            head = tf.stack([tf.cast(step, tf.float64), tf.cast(rate, tf.float64)])
+            self._measured.assign(tf.concat([head, statistics, rest], axis=0))
             return tf.constant(True)
 
         def plain() -> tf.Tensor:

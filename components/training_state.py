@@ -170,15 +170,31 @@ class TrainingState:
         self.metrics.load(arrays)
         self.loss_sum.assign(loss_sum)
 
-    def check_finite(self) -> None:
+    def measured(self, statistics: tf.Tensor) -> tf.Tensor:
+        """Return all that a report needs as one float64 vector, and begin a new window.
+
+        That is the sum of the losses of this window, the learning rate of the next step, and the
+        statistics of this one: part of the compiled step, so that a report is one transfer.
+        """
+        rate = tf.convert_to_tensor(self.optimizer.learning_rate)
+        values = [self.loss_sum.read_value(), tf.cast(rate, tf.float64)]
+        values = tf.concat([tf.stack(values), tf.cast(statistics, tf.float64)], axis=0)
+        self.loss_sum.assign(0.0)
+        return values
+
+    def check_finite(self, loss_sum: float | None = None) -> None:
         """Refuse to go on with, or to save, a training whose loss is no number any more.
+
+        Args:
+            loss_sum: that of the window, where it was fetched already.
 
         Raises:
             DivergedError: names the step; checkpoints from before are untouched.
         """
-        if not np.isfinite(self.loss_sum.numpy()):
+        loss_sum = float(self.loss_sum.numpy()) if loss_sum is None else loss_sum
+        if not np.isfinite(loss_sum):
             raise DivergedError(
-                f"train: the loss must stay a finite number. Got {self.loss_sum.numpy()} in the "
+                f"train: the loss must stay a finite number. Got {loss_sum} in the "
                 f"{self.window_steps} steps up to step {self.step}. The last checkpoint is from "
                 "before. Lower optimizer.learning_rate, or clip gradients with optimizer.clipnorm."
             )
