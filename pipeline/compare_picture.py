@@ -31,6 +31,7 @@ _SETTINGS = {"font.size": 10, "axes.titlesize": 11, "agg.path.chunksize": 10_000
 _MOST_COLUMNS = 5  # of the legend
 _LABEL_CHARACTERS = 100
 _NOTE_CHARACTERS = 16  # for each sixth of the width
+_TITLE_CHARACTERS = 17  # the same, in larger letters
 _MOST_ABSENT = 4
 _COLUMNS = 6  # two panels of three above, three of two below
 
@@ -53,7 +54,7 @@ def panels(runs: Sequence[TrackedRun], more: Sequence[str]) -> list[Panel]:
         _evaluation(runs),
         Panel(MOMENTUM, "First moment, RMS of all entries", "RMS [loss / weight]", 2, True),
         Panel(VELOCITY, "Second moment, RMS of all entries", "RMS [(loss / weight)²]", 2, True),
-        Panel(UPDATES, "Size of an update, rows of the batch", "‖update‖ / ‖weights‖ [1]", 2, True),
+        Panel(UPDATES, "Update of the rows of a batch", "‖update‖ / ‖weights‖ [1]", 2, True),
         *(Panel(key, key, "value", 2) for key in more),
     ]
 
@@ -163,7 +164,8 @@ def _draw_panel(axes: Any, panel: Panel, runs: Sequence[TrackedRun]) -> None:
         if curve is not None:
             heights = [_height(value, is_log) for value in curve.values]
             axes.plot(curve.steps, heights, **_style(number), **_marks(number, curve))
-    axes.set_title(panel.title.replace("$", r"\$"), loc="left")
+    title = _wrapped(panel.title, _TITLE_CHARACTERS * panel.width)
+    axes.set_title(title.replace("$", r"\$"), loc="left")
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel(f"{panel.unit}{', log scale' if is_log else ''}")
     if is_log:

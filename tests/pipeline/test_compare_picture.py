@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 
 from rowstep.pipeline import compare_picture
 from rowstep.pipeline.compare_picture import draw, figure_of
@@ -137,7 +138,7 @@ def test_only_the_loss_of_a_run_with_our_config_has_a_unit() -> None:
 
 
 def test_the_panel_of_updates_says_whose_they_are() -> None:
-    assert figure_of([run("one")]).axes[4].get_title(loc="left").endswith("rows of the batch")
+    assert figure_of([run("one")]).axes[4].get_title(loc="left") == "Update of the rows of a batch"
 
 
 def box_of(drawn: Any) -> Any:
@@ -164,6 +165,10 @@ def test_legend_and_notes_stay_inside_whatever_runs_are_called(labels: list[str]
     legend = box_of(figure.legends[0])
     assert legend.x0 >= 0 and legend.x1 <= width and legend.y1 <= height
     assert all(not legend.overlaps(axes.get_tightbbox()) for axes in figure.axes)
+    for axes in figure.axes:
+        words = axes.get_title(loc="left")
+        [title] = [text for text in axes.findobj(Text) if text.get_text() == words]
+        assert box_of(title).x1 <= axes.bbox.x1 + 10, words  # a panel is 10 times further away
     notes = [(axes, text) for axes in figure.axes for text in axes.texts]
     assert len(notes) == 3
     for axes, text in notes:
