@@ -29,6 +29,7 @@ class RunLog:
     ) -> None:
         self.job, self.state, self.num_steps = job, state, num_steps
         self._reports = job.config.tracking.enabled and job.tracking_uri is not None
+        self._every_steps = job.config.tracking.every_steps
         self.mlflow_run_id: str | None = None
         self.mlflow_link: str | None = None
         self._shown_at, self._shown_step = time.monotonic(), state.step
@@ -93,8 +94,7 @@ class RunLog:
 
     def observes(self, step: int) -> bool:
         """Return whether the statistics of this step will be reported."""
-        tracking = self.job.config.tracking
-        return self._reports and step % tracking.every_steps == 0
+        return self._reports and step % self._every_steps == 0
 
     def step(self, measured: np.ndarray | None = None) -> None:
         """Note one finished step; values leave the device only when a report is due.
@@ -105,7 +105,7 @@ class RunLog:
         state = self.state
         if measured is not None:
             self._report(float(measured[0]), float(measured[1]), measured[2:])
-        elif state.step % self.job.config.tracking.every_steps == 0:
+        elif state.step % self._every_steps == 0:
             state.check_finite()
             state.loss_sum.assign(0.0)
             state.window_steps = 0

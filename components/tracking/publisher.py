@@ -17,7 +17,7 @@ from rowstep.components.tracking.run import MlflowRun
 from rowstep.components.tracking.target import Ack, TrackingError
 from rowstep.components.tracking.text import explain, is_sqlite
 
-_FLUSH_SECONDS = 2.0
+_FLUSH_SECONDS = 5.0  # MLflow takes many reports at once for less than one by one
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
 _ATTEMPTS_AT_THE_END = 3
 _MAX_METRICS = 1000
