@@ -8,13 +8,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from rowstep.components.job import TrainJob
 
 # Before any test module imports TensorFlow or MLflow.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+# What tests share, also by the dotted names of configs.
+sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +100,23 @@ class TinyHome:
         """Return the folders of an output of a node, oldest execution first."""
         folders = (self.home / "tiny" / "artifacts" / node / key).iterdir()
         return sorted(folders, key=lambda folder: int(folder.name))
+
+    def job(self, place: Path, settings: Sequence[str], **changes: Any) -> TrainJob:
+        """Return a job on the transformed examples, with its folders in `place`."""
+        from rowstep.components.data import split_files
+        from rowstep.components.job import TrainJob
+        from rowstep.configs import load_config
+
+        examples = self.outputs("Transform", "transformed_examples")[0]
+        values: dict[str, Any] = {
+            "config": load_config(self.config_file, settings),
+            "train_files": tuple(split_files(str(examples / "Split-train"))),
+            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
+            "transform_graph": str(self.outputs("Transform", "transform_graph")[0]),
+            "serving_dir": str(place / "serving"),
+            "state_dir": place / "state",
+        }
+        return TrainJob(**{**values, **changes})
 
 
 @pytest.fixture(scope="session")

@@ -2,46 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
+import at_batch
 import pytest
 
-from rowstep.components.data import split_files
 from rowstep.components.job import DivergedError, TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train
-from rowstep.configs import load_config
 
 Rows = list[tuple[Any, ...]]
 NUM_STEPS = 44  # 22 batches of 256 in each of two epochs
 BEGIN_SECONDS = 3.0
-
-# What the callback below does, by batch of this process.
-_at_batch: dict[int, Callable[[], None]] = {}
-
-
-class AtBatch(keras.callbacks.Callback):
-    """Do something after a given number of batches of this process."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.seen = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += 1
-        _at_batch.get(self.seen, lambda: None)()
-
-    def get_state(self) -> None:
-        """Keep nothing: the count is of this process."""
-
-    def set_state(self, state: None) -> None:
-        pass
 
 
 @pytest.fixture
@@ -52,28 +28,23 @@ def database(tmp_path: Path, mlflow_template_db: Path) -> Path:
 @pytest.fixture
 def job(tiny_home: Any, tmp_path: Path, database: Path) -> Callable[..., TrainJob]:
     """Return a maker of jobs that report to the test's own store."""
-    _at_batch.clear()
-    examples = tiny_home.outputs("Transform", "transformed_examples")[0]
+    at_batch.actions.clear()
+    settings = [
+        "train.callbacks=[at_batch.AtBatch]",
+        "train.batch_size=256",
+        "tracking.every_steps=5",
+        "tracking.histograms=false",
+    ]
+    store = {
+        "tracking_uri": f"sqlite:///{database}",
+        "tracking_artifacts": tmp_path / "artifacts",
+    }
 
     def make(*overrides: str, folder: str = "a", **changes: Any) -> TrainJob:
-        settings = [
-            f"train.callbacks=[{__name__}.AtBatch]",
-            "train.batch_size=256",
-            "tracking.every_steps=5",
-            "tracking.histograms=false",
-            *overrides,
-        ]
-        values: dict[str, Any] = {
-            "config": load_config(tiny_home.config_file, settings),
-            "train_files": tuple(split_files(str(examples / "Split-train"))),
-            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
-            "transform_graph": str(tiny_home.outputs("Transform", "transform_graph")[0]),
-            "serving_dir": str(tmp_path / folder / "serving"),
-            "state_dir": tmp_path / folder / "state",
-            "tracking_uri": f"sqlite:///{database}",
-            "tracking_artifacts": tmp_path / "artifacts",
-        }
-        return TrainJob(**{**values, **changes})
+        job: TrainJob = tiny_home.job(
+            tmp_path / folder, [*settings, *overrides], **store, **changes
+        )
+        return job
 
     return make
 
@@ -90,10 +61,10 @@ def ask(database: Path) -> Callable[[str], Rows]:
 
 
 def interrupted(job: TrainJob, batch: int) -> None:
-    _at_batch[batch] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    at_batch.actions[batch] = at_batch.interrupt
     with pytest.raises(TrainingInterruptedError):
         train(job)
-    _at_batch.clear()
+    at_batch.actions.clear()
 
 
 def rows_of(ask: Callable[[str], Rows], result: TrainResult, key: str) -> dict[int, float]:
@@ -147,7 +118,7 @@ def test_the_speed_after_a_stop_is_that_of_this_process(
     job: Callable[..., TrainJob], ask: Callable[[str], Rows]
 ) -> None:
     interrupted(job(), 14)
-    _at_batch[1] = lambda: time.sleep(BEGIN_SECONDS)
+    at_batch.actions[1] = lambda: time.sleep(BEGIN_SECONDS)
     speeds = rows_of(ask, train(job()), "batch/examples_per_second")
     # One batch of 256 since the start, and not the five of the window.
     assert speeds[15] <= 256 / BEGIN_SECONDS

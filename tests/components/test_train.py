@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
+import at_batch
 import numpy as np
 import pytest
 
 from rowstep.components.checkpoints import CheckpointStore, SavedState, open_checkpoint
-from rowstep.components.data import split_files
 from rowstep.components.job import DivergedError, TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train
-from rowstep.configs import RunConfig, load_config
 from rowstep.optimizers import StateMismatchError
 
 DCN_LAMB = [
@@ -28,46 +24,15 @@ KEEP_ALL = ["checkpoint.every_steps=null", "checkpoint.every_seconds=null"]
 # In the background the next one would wait for as many steps as the writing takes.
 EVERY_30 = ["checkpoint.every_steps=30", "checkpoint.background=false"]
 
-# What the callback below does, by step; a module-level list because configs name classes.
-_at_step: dict[int, Callable[[], None]] = {}
-
-
-class AtStep(keras.callbacks.Callback):
-    """Do something after a given number of batches of this process."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.seen = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += 1
-        _at_step.get(self.seen, lambda: None)()
-
-    def get_state(self) -> None:
-        """Keep nothing: the count is of this process."""
-
-    def set_state(self, state: None) -> None:
-        pass
-
 
 @pytest.fixture
 def job(tiny_home: Any, tmp_path: Path) -> Callable[..., TrainJob]:
     """Return a maker of jobs on the tiny pipeline's transformed examples."""
-    _at_step.clear()
-    examples = tiny_home.outputs("Transform", "transformed_examples")[0]
+    at_batch.actions.clear()
+    settings = ["train.callbacks=[at_batch.AtBatch]", "tracking.enabled=false", *KEEP_ALL]
 
     def make(*overrides: str, folder: str = "a", **changes: Any) -> TrainJob:
-        callback = f"train.callbacks=[{__name__}.AtStep]"
-        settings = [callback, "tracking.enabled=false", *KEEP_ALL, *overrides]
-        config: RunConfig = load_config(tiny_home.config_file, settings)
-        values: dict[str, Any] = {
-            "config": config,
-            "train_files": tuple(split_files(str(examples / "Split-train"))),
-            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
-            "transform_graph": str(tiny_home.outputs("Transform", "transform_graph")[0]),
-            "serving_dir": str(tmp_path / folder / "serving"),
-            "state_dir": tmp_path / folder / "state",
-        }
-        return TrainJob(**{**values, **changes})
+        return tiny_home.job(tmp_path / folder, [*settings, *overrides], **changes)
 
     return make
 
@@ -88,17 +53,13 @@ def _assert_same_bits(left: TrainResult, right: TrainResult) -> None:
     assert left.metrics == right.metrics
 
 
-def _interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
 def _train_interrupted(job: TrainJob, *steps: int) -> TrainResult:
     """Train, sending this process a SIGTERM after each of the given numbers of batches."""
     for step in steps:
-        _at_step[step] = _interrupt
+        at_batch.actions[step] = at_batch.interrupt
         with pytest.raises(TrainingInterruptedError):
             train(job)
-        _at_step.clear()
+        at_batch.actions.clear()
     return train(job)
 
 
@@ -128,7 +89,7 @@ def test_another_seed_gives_other_weights(job: Callable[..., TrainJob]) -> None:
 
 
 def test_sigterm_commits_a_checkpoint_of_that_very_step(job: Callable[..., TrainJob]) -> None:
-    _at_step[11] = _interrupt
+    at_batch.actions[11] = at_batch.interrupt
     with pytest.raises(TrainingInterruptedError, match="SIGTERM at step 11"):
         train(job())
     [folder] = job().state_dir.iterdir()
@@ -156,10 +117,10 @@ def test_checkpoints_come_every_so_many_steps_and_only_the_last_are_kept(
 def test_damaged_checkpoint_falls_back_to_the_one_before(job: Callable[..., TrainJob]) -> None:
     whole = train(job(folder="whole"))
     broken = job(*EVERY_30, folder="parts")
-    _at_step[70] = _interrupt
+    at_batch.actions[70] = at_batch.interrupt
     with pytest.raises(TrainingInterruptedError):
         train(broken)
-    _at_step.clear()
+    at_batch.actions.clear()
     [newest] = broken.state_dir.glob("*/checkpoints/step-000000000070")
     victim = sorted(newest.glob("*.npy"))[0]
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
@@ -216,7 +177,7 @@ def test_signal_during_the_export_ends_in_an_interruption_and_loses_nothing(
     job: Callable[..., TrainJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def export_and_stop(*arguments: Any) -> None:
-        _interrupt()
+        at_batch.interrupt()
 
     with monkeypatch.context() as patch:
         patch.setattr("rowstep.components.train.export_model", export_and_stop)
@@ -229,10 +190,10 @@ def test_second_sigterm_while_a_checkpoint_is_written_is_ignored(
     job: Callable[..., TrainJob],
 ) -> None:
     def twice() -> None:
-        _interrupt()
-        _interrupt()
+        at_batch.interrupt()
+        at_batch.interrupt()
 
-    _at_step[11] = twice
+    at_batch.actions[11] = twice
     with pytest.raises(TrainingInterruptedError):
         train(job())
 
@@ -252,10 +213,10 @@ def test_failing_callback_ends_the_training_and_keeps_its_checkpoints(
     def fail() -> None:
         raise ArithmeticError("made to fail")
 
-    _at_step[40] = fail
+    at_batch.actions[40] = fail
     with pytest.raises(ArithmeticError):
         train(job(*EVERY_30))
-    _at_step.clear()
+    at_batch.actions.clear()
     assert train(job(*EVERY_30)).started_from == "checkpoint at step 30"
 
 

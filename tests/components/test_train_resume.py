@@ -19,10 +19,8 @@ from rowstep.components.checkpoints import (
     SavedState,
     open_checkpoint,
 )
-from rowstep.components.data import split_files
 from rowstep.components.job import TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train
-from rowstep.configs import load_config
 
 # At which batch of this process it is asked to stop, if at any.
 _stop_at: list[int] = []
@@ -62,22 +60,13 @@ def halving() -> keras.callbacks.Callback:
 def job(tiny_home: Any, tmp_path: Path) -> Callable[..., TrainJob]:
     """Return a maker of jobs on the tiny pipeline's transformed examples."""
     _stop_at.clear()
-    examples = tiny_home.outputs("Transform", "transformed_examples")[0]
 
     def make(
         *overrides: str, callbacks: str = "Stop", folder: str = "a", **changes: Any
     ) -> TrainJob:
         named = ",".join(f"{__name__}.{name}" for name in callbacks.split())
         settings = [f"train.callbacks=[{named}]", "tracking.enabled=false", "train.batch_size=256"]
-        values: dict[str, Any] = {
-            "config": load_config(tiny_home.config_file, [*settings, *overrides]),
-            "train_files": tuple(split_files(str(examples / "Split-train"))),
-            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
-            "transform_graph": str(tiny_home.outputs("Transform", "transform_graph")[0]),
-            "serving_dir": str(tmp_path / folder / "serving"),
-            "state_dir": tmp_path / folder / "state",
-        }
-        return TrainJob(**{**values, **changes})
+        return tiny_home.job(tmp_path / folder, [*settings, *overrides], **changes)
 
     return make
 

@@ -3,70 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
+import at_batch
 import pytest
 
-from rowstep.components.data import split_files
 from rowstep.components.job import TrainingInterruptedError, TrainJob
 from rowstep.components.progress import EVENTS_VARIABLE
 from rowstep.components.train import train
-from rowstep.configs import load_config
-
-# At which batch of this process it is asked to stop, if at any.
-_stop_at: list[int] = []
-
-
-class Stop(keras.callbacks.Callback):
-    """Send this process a SIGTERM after some batches."""
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self.seen = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.seen += 1
-        if self.seen in _stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def get_state(self) -> None:
-        """Keep nothing: the count is of this process."""
-
-    def set_state(self, state: None) -> None:
-        pass
 
 
 @pytest.fixture
 def job(tiny_home: Any, tmp_path: Path) -> Callable[..., TrainJob]:
     """Return a maker of jobs on the tiny pipeline's transformed examples; an epoch is 22 steps."""
-    _stop_at.clear()
-    examples = tiny_home.outputs("Transform", "transformed_examples")[0]
+    at_batch.actions.clear()
+    settings = ["train.callbacks=[at_batch.AtBatch]", "tracking.enabled=false"]
+    settings += ["train.batch_size=256"]
 
     def make(*overrides: str, folder: str = "a", **changes: Any) -> TrainJob:
-        settings = [f"train.callbacks=[{__name__}.Stop]", "tracking.enabled=false"]
-        settings += ["train.batch_size=256", *overrides]
-        values: dict[str, Any] = {
-            "config": load_config(tiny_home.config_file, settings),
-            "train_files": tuple(split_files(str(examples / "Split-train"))),
-            "eval_files": tuple(split_files(str(examples / "Split-eval"))),
-            "transform_graph": str(tiny_home.outputs("Transform", "transform_graph")[0]),
-            "serving_dir": str(tmp_path / folder / "serving"),
-            "state_dir": tmp_path / folder / "state",
-        }
-        return TrainJob(**{**values, **changes})
+        return tiny_home.job(tmp_path / folder, [*settings, *overrides], **changes)
 
     return make
 
 
 def stop_after(job: TrainJob, num_batches: int) -> None:
-    _stop_at[:] = [num_batches]
+    at_batch.actions[num_batches] = at_batch.interrupt
     with pytest.raises(TrainingInterruptedError):
         train(job)
-    _stop_at.clear()
+    at_batch.actions.clear()
 
 
 def test_a_variant_goes_on_with_no_ordinary_training_and_none_with_it(
