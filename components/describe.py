@@ -135,7 +135,7 @@ def describe_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model
         "registered_name": serialized.get("registered_name"),
         "module": serialized.get("module"),
         "config": serialized["config"],
-        "config_sha256": config_sha256(optimizer),
+        "config_sha256": _digest(serialized),
         "iterations": int(optimizer.iterations.numpy()),
         "variables": [
             {
@@ -153,14 +153,18 @@ def describe_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model
 
 def config_sha256(optimizer: keras.optimizers.Optimizer) -> str:
     """Return a digest of the optimizer's config: equal for runs that differ in the seed only."""
-    serialized = keras.saving.serialize_keras_object(optimizer)
-    text = json.dumps(serialized, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest(keras.saving.serialize_keras_object(optimizer))
 
 
-def summarise_optimizer(optimizer: keras.optimizers.Optimizer, model: keras.Model) -> str:
-    """Return one page about the optimizer and what it trains, in Markdown."""
-    description = describe_optimizer(optimizer, model)
+def summarise_optimizer(
+    optimizer: keras.optimizers.Optimizer, description: Mapping[str, Any]
+) -> str:
+    """Return one page about the optimizer and what it trains, in Markdown.
+
+    Args:
+        optimizer: built.
+        description: what `describe_optimizer` returned of it.
+    """
     params = as_meant(optimizer_params(optimizer))
     lines = [f"# {description['class_name']}", "", "| setting | value |", "|---|---|"]
     lines += [f"| {k.removeprefix('opt.')} | {v} |" for k, v in params.items() if v is not None]
@@ -198,6 +202,11 @@ def optimizer_tags(optimizer: keras.optimizers.Optimizer) -> dict[str, str]:
         "tf.version": tf.__version__,
         "rowstep.version": rowstep.__version__,
     }
+
+
+def _digest(serialized: Mapping[str, Any]) -> str:
+    text = json.dumps(serialized, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _num_table_rows(layer: Any) -> int:

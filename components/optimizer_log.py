@@ -86,9 +86,8 @@ class OptimizerLog:
             )
         described = describe_optimizer(self.optimizer, self.model)
         self.tracker.log_text("optimizer_config.json", json.dumps(described, indent=2, default=str))
-        self.tracker.log_text(
-            "optimizer_summary.md", summarise_optimizer(self.optimizer, self.model)
-        )
+        summary = summarise_optimizer(self.optimizer, described)
+        self.tracker.log_text("optimizer_summary.md", summary)
 
     def named(self, statistics: np.ndarray) -> dict[str, float]:
         """Return what `observer.apply` returned for a step, by the names of metrics."""

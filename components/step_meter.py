@@ -48,11 +48,12 @@ class StepMeter:
 
     def read(self) -> tuple[int, float, np.ndarray] | None:
         """Return the last measured step, the rate after it and its statistics, but only once."""
-        step, rate, *statistics = self._measured.numpy()
-        if not self.observer.names or step <= self._last_step:
+        measured, num_names = self._measured.numpy(), len(self.observer.names)
+        step, rate = measured[:2]
+        if not num_names or step <= self._last_step:
             return None
         self._last_step = step
-        return int(step), float(rate), np.asarray(statistics[: len(self.observer.names)])
+        return int(step), float(rate), measured[2 : 2 + num_names]
 
     def _replace(self) -> None:
         # On this one object only; `fit` comes in by the second, people's own loops by either.

@@ -18,7 +18,7 @@ HOUR = 3600.0
 def entry(step: int, *, rmse: float | None = None, hours: float = 0.0, revision: int = 0) -> Entry:
     name = f"step-{step:012d}" + (f".{revision}" if revision else "")
     metrics = {} if rmse is None else {"val_rmse": rmse}
-    return Entry(step, f"/root/{name}", metrics=metrics, training_seconds=hours * HOUR)
+    return Entry(step, f"/checkpoints/{name}", metrics=metrics, training_seconds=hours * HOUR)
 
 
 def kept(entries: list[Entry], retention: Retention) -> dict[int, tuple[str, ...]]:
@@ -74,7 +74,7 @@ def test_the_best_so_far_is_never_lost_by_deleting_the_others() -> None:
 
 
 def test_a_step_saved_again_counts_once_by_its_last_readable_revision() -> None:
-    broken = Entry(2, "/root/step-000000000002.2", problem="damaged")
+    broken = Entry(2, "/checkpoints/step-000000000002.2", problem="damaged")
     entries = [entry(1), entry(2), entry(2, revision=1), broken]
     marked = with_reasons(entries, Retention(keep_last=2))
     assert [e.kept_because for e in marked] == [

@@ -19,15 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faulty_store import Bucket, Client
 
 from rowstep.components.checkpoints.lease_holders import describe_this_process
 from rowstep.components.checkpoints.object_store import ObjectStore
 from rowstep.components.locks import LockHeldError
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from faulty_store import Bucket, Client
-
-sys.path.pop(0)
 
 SUPPORT = Path(__file__).parents[1] / "support"
 

@@ -5,14 +5,14 @@ What a failing store does to them is in test_object_store_faults.py; leases have
 
 from __future__ import annotations
 
-import sys
 import uuid
-from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from faulty_store import Bucket, Client
 from fsspec.registry import known_implementations
+from object_checkpoints import MANIFEST, read_back, seen, store_of, write
 
 from rowstep.components.checkpoints import (
     CheckpointError,
@@ -21,12 +21,6 @@ from rowstep.components.checkpoints import (
     open_checkpoint,
 )
 from rowstep.components.checkpoints.object_store import ObjectStore
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from faulty_store import Bucket, Client
-from object_checkpoints import MANIFEST, read_back, seen, store_of, write
-
-sys.path.pop(0)
 
 
 def test_a_save_is_there_after_the_commit_and_not_before() -> None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
+from faulty_store import Bucket, Client, Killed
+from object_checkpoints import MANIFEST, SOON, read_back, seen, store_of, write
 
 from rowstep.components.checkpoints import CheckpointError, CheckpointStore
 from rowstep.components.checkpoints.object_store import ObjectStore
 from rowstep.components.checkpoints.saved_state import open_verified
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from faulty_store import Bucket, Client, Killed
-from object_checkpoints import MANIFEST, SOON, read_back, seen, store_of, write
-
-sys.path.pop(0)
 
 
 @pytest.mark.parametrize("fault", ["cut short", "one bit"])

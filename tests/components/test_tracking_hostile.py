@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
-import sqlite3
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
+from own_store import OwnStore
 
-from rowstep.components.tracking import Tracker, open_tracker, sync
+from rowstep.components.tracking import sync
 from rowstep.components.tracking.variable_cap import VariableCap
 
 pytest.importorskip("mlflow")
@@ -26,43 +24,15 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-class Store:
-    def __init__(self, folder: Path, template: Path) -> None:
-        self.folder, self.spool, self.database = folder, folder / "spool", folder / "mlflow.db"
-        shutil.copy(template, self.database)
-        self.problems: list[str] = []
-
-    def tracker(self) -> Tracker:
-        return open_tracker(
-            f"sqlite:///{self.database}",
-            "movies",
-            "one",
-            "key-1",
-            self.spool,
-            on_problem=self.problems.append,
-            artifact_root=self.folder / "artifacts",
-        )
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.database)
-        try:
-            return database.execute(query).fetchall()
-        finally:
-            database.close()
-
-    def tags(self) -> dict[str, str]:
-        return dict(self.rows("select key, value from tags"))
-
-
 @pytest.fixture
-def store(tmp_path: Path, mlflow_template_db: Path) -> Store:
-    return Store(tmp_path, mlflow_template_db)
+def store(tmp_path: Path, mlflow_template_db: Path) -> OwnStore:
+    return OwnStore(tmp_path, mlflow_template_db)
 
 
 # --- names and values ---------------------------------------------------------------------------
 
 
-def test_hostile_names_keep_their_values_apart(store: Store) -> None:
+def test_hostile_names_keep_their_values_apart(store: OwnStore) -> None:
     tracker = store.tracker()
     tracker.start({name: str(n) for n, name in enumerate(HOSTILE)}, {})
     tracker.log_metrics(1, {name: float(n) for n, name in enumerate(HOSTILE)})
@@ -78,7 +48,7 @@ def test_hostile_names_keep_their_values_apart(store: Store) -> None:
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_names_that_become_one_are_told_apart_in_the_same_way_each_time(
-    store: Store, order: int
+    store: OwnStore, order: int
 ) -> None:
     tracker = store.tracker()
     tracker.start({}, {})
@@ -91,7 +61,7 @@ def test_names_that_become_one_are_told_apart_in_the_same_way_each_time(
     assert next(key for key in found if found[key] == 1.0) == "a_0__a2b5a4b9"
 
 
-def test_hundreds_of_params_and_tags_and_long_ones_arrive(store: Store) -> None:
+def test_hundreds_of_params_and_tags_and_long_ones_arrive(store: OwnStore) -> None:
     tracker = store.tracker()
     params = {f"p{n:03d}": "x" * (500 if n % 2 else 7000) for n in range(250)}
     tracker.start(params, {f"t{n:03d}": "y" * 9000 for n in range(250)})
@@ -104,7 +74,7 @@ def test_hundreds_of_params_and_tags_and_long_ones_arrive(store: Store) -> None:
     assert {len(v) for k, v in store.tags().items() if k.startswith("t0")} == {5000}
 
 
-def test_what_is_not_finite_in_any_form_is_counted(store: Store) -> None:
+def test_what_is_not_finite_in_any_form_is_counted(store: OwnStore) -> None:
     import numpy as np
 
     tracker = store.tracker()
@@ -117,7 +87,7 @@ def test_what_is_not_finite_in_any_form_is_counted(store: Store) -> None:
     assert found == [("nonfinite/loss", step, float(step)) for step in (1, 2, 3, 4)]
 
 
-def test_a_long_name_that_is_not_finite_costs_no_other_metric(store: Store) -> None:
+def test_a_long_name_that_is_not_finite_costs_no_other_metric(store: OwnStore) -> None:
     names = ["k" * length for length in (239, 240, 241, 245, 250, 400)]
     tracker = store.tracker()
     tracker.start({}, {})
@@ -143,7 +113,7 @@ def test_any_slot_of_single_variables_is_capped(kind: str) -> None:
     assert "Got 50 more" in left_out.words
 
 
-def test_metrics_of_single_variables_are_capped_named_and_said_once(store: Store) -> None:
+def test_metrics_of_single_variables_are_capped_named_and_said_once(store: OwnStore) -> None:
     names = [f"opt/m_rms/layer_{n:04d}" for n in range(3000)]
     for steps in ((1, 2), (2, 3)):  # a training and its resume
         tracker = store.tracker()
@@ -161,7 +131,7 @@ def test_metrics_of_single_variables_are_capped_named_and_said_once(store: Store
     assert store.tags()["rowstep.capped_metrics"].startswith("2800 left out: opt/m_rms/layer_0200")
 
 
-def test_global_metrics_have_no_cap(store: Store) -> None:
+def test_global_metrics_have_no_cap(store: OwnStore) -> None:
     tracker = store.tracker()
     tracker.start({}, {})
     names = ["opt/slot_m/rms", "opt/sparse/touched_rows", "opt/global/update_ratio"]
@@ -219,7 +189,7 @@ TRAINING = """
     ids=["broken", "raises", "slow"],
 )
 def test_an_mlflow_that_cannot_be_imported_costs_no_report(
-    store: Store, mlflow: str, told: str
+    store: OwnStore, mlflow: str, told: str
 ) -> None:
     fake = store.folder / "fake" / "mlflow"
     fake.mkdir(parents=True)
@@ -241,7 +211,7 @@ FULL = """
 """
 
 
-def test_a_full_disk_costs_reports_and_not_the_training(store: Store) -> None:
+def test_a_full_disk_costs_reports_and_not_the_training(store: OwnStore) -> None:
     done = run(
         FULL + TRAINING.replace("sqlite:///{folder}/mlflow.db", "http://127.0.0.1:9"), store.folder
     )
@@ -255,7 +225,7 @@ def test_a_full_disk_costs_reports_and_not_the_training(store: Store) -> None:
 
 @pytest.mark.parametrize("place", ["/proc/spool", "under a file"])
 def test_a_folder_that_cannot_be_made_costs_the_reports_and_not_the_training(
-    store: Store, place: str
+    store: OwnStore, place: str
 ) -> None:
     if place == "under a file":
         (store.folder / "file").write_text("in the way")
@@ -271,7 +241,7 @@ def test_a_folder_that_cannot_be_made_costs_the_reports_and_not_the_training(
     assert "nothing is logged to MLflow" in store.problems[0]
 
 
-def test_a_note_that_cannot_be_written_does_not_stop_the_sending(store: Store) -> None:
+def test_a_note_that_cannot_be_written_does_not_stop_the_sending(store: OwnStore) -> None:
     store.spool.mkdir()
     (store.spool / "ack.json.new").mkdir()  # what a write of the note meets
     tracker = store.tracker()
@@ -288,7 +258,7 @@ def test_a_note_that_cannot_be_written_does_not_stop_the_sending(store: Store) -
     assert store.rows("select count(*) from metrics") == [(50,)]
 
 
-def test_tracking_needs_neither_tensorflow_nor_tfx(store: Store) -> None:
+def test_tracking_needs_neither_tensorflow_nor_tfx(store: OwnStore) -> None:
     done = run(
         TRAINING
         + """

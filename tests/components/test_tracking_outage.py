@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from mlflow_server import MlflowServer, free_port, wait_until
 
 from rowstep.components.tracking import Tracker, open_tracker, sync
 
 mlflow = pytest.importorskip("mlflow")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_until(is_done: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_done():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def steps_of(uri: str, run_id: str | None, key: str = "batch/loss") -> list[int]:
@@ -157,45 +140,16 @@ def test_an_accepted_request_whose_acknowledgement_was_lost_gives_no_second_poin
 # --- a real server ------------------------------------------------------------------------------
 
 
-@contextmanager
-def mlflow_server(folder: Path, port: int) -> Iterator[str]:
-    """Run MLflow's own server on the store of `folder`, until the block ends."""
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(folder / "server-artifacts")]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    uri = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert server.poll() is None
-        try:
-            with urllib.request.urlopen(f"{uri}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    with open(folder / "server.log", "ab") as log:
-        server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder
-        )
-        try:
-            wait_until(answers, seconds=240)
-            yield uri
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
 @pytest.mark.slow
 def test_a_server_that_comes_late_dies_and_comes_back_gets_every_report_once(
     tmp_path: Path, store: str, problems: list[str]
 ) -> None:
-    port = free_port()
-    training = begin(f"http://127.0.0.1:{port}", tmp_path, problems)
+    server = MlflowServer(tmp_path)
+    training = begin(server.uri, tmp_path, problems)
     training.log_text("optimizer_config.json", "{}")
     report_steps(training, range(1, 101))
     wait_until(lambda: len(problems) == 1)
-    with mlflow_server(tmp_path, port):
+    with server.running():
         wait_until(lambda: training.run_id is not None)
         report_steps(training, range(101, 501))
         wait_until(lambda: len(steps_of(store, training.run_id)) > 100)
@@ -206,7 +160,7 @@ def test_a_server_that_comes_late_dies_and_comes_back_gets_every_report_once(
     assert report.num_unsent > 500
     assert len(problems) == 1
 
-    with mlflow_server(tmp_path, port) as uri:
+    with server.running() as uri:
         replayed = sync(tmp_path / "spool")
         run = mlflow.MlflowClient(uri).get_run(report.run_id)
         files = [file.path for file in mlflow.MlflowClient(uri).list_artifacts(report.run_id)]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_store import OwnStore
 
 from rowstep.components.tracking import (
     CloseReport,
@@ -24,7 +23,6 @@ from rowstep.components.tracking import (
     ModelLink,
     NullTracker,
     Tracker,
-    open_tracker,
     sync,
 )
 from rowstep.components.tracking.journal import Journal
@@ -43,26 +41,8 @@ class Bars:
     unit: str = "gradient squared"
 
 
-class Store:
-    """One SQLite store and a training that reports to it."""
-
-    def __init__(self, folder: Path, template: Path) -> None:
-        self.folder, self.spool = folder, folder / "spool"
-        self.database = folder / "mlflow.db"
-        shutil.copy(template, self.database)
-        self.uri = f"sqlite:///{self.database}"
-        self.problems: list[str] = []
-
-    def tracker(self) -> Tracker:
-        return open_tracker(
-            self.uri,
-            "movies",
-            "one",
-            "key-1",
-            self.spool,
-            on_problem=self.problems.append,
-            artifact_root=self.folder / "artifacts",
-        )
+class Store(OwnStore):
+    """A store, a training that reports to it, and what became of its files."""
 
     def begin(self, **changes: Any) -> Tracker:
         tracker = self.tracker()
@@ -76,16 +56,6 @@ class Store:
             ack.write_text(json.dumps({**json.loads(ack.read_text()), "offset": 0}))
         else:
             ack.unlink()
-
-    def rows(self, query: str) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.database)
-        try:
-            return database.execute(query).fetchall()
-        finally:
-            database.close()
-
-    def tags(self) -> dict[str, str]:
-        return dict(self.rows("select key, value from tags"))
 
     def files(self, folder: str = "") -> list[str]:
         (root,) = (self.folder / "artifacts").glob("*/artifacts")

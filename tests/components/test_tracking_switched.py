@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow_server import MlflowServer, wait_until
+from switchable_proxy import SwitchableProxy
 
 from rowstep.components.tracking import (
     CloseReport,
@@ -26,12 +27,6 @@ from rowstep.components.tracking import (
     patience,
     sync,
 )
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from mlflow_server import MlflowServer, wait_until
-from switchable_proxy import SwitchableProxy
-
-sys.path.pop(0)
 
 pytest.importorskip("mlflow")
 

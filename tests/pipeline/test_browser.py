@@ -11,14 +11,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ import keras
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mlflow_server import MlflowServer
 
 from rowstep.components import MlflowLogger
 from rowstep.components.tracking import sync
@@ -143,38 +140,6 @@ class Browser:
         os.close(self._from)
 
 
-@contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
-    """Run MLflow's own server on the store of a folder, until the block ends."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    command += ["--host", "127.0.0.1", "--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    uri = f"http://127.0.0.1:{port}"
-
-    def answers() -> bool:
-        assert server.poll() is None, (folder / "server.log").read_text()
-        try:
-            with urllib.request.urlopen(f"{uri}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    with open(folder / "server.log", "wb") as log:
-        server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder
-        )
-        try:
-            wait_until(answers, "the server must come up", seconds=240)
-            yield uri
-        finally:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
 def tiny_model() -> keras.Model:
     """Return a model of two tables whose gradients are sparse."""
     ids = keras.Input((2,), dtype="int32")
@@ -213,7 +178,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, mlflow_template_db: Path) -
     """Serve a whole comparison, and one of an optimizer that has no second moments."""
     folder = tmp_path_factory.mktemp("served")
     shutil.copy(mlflow_template_db, folder / "mlflow.db")
-    with mlflow_server(folder) as uri:
+    with MlflowServer(folder).running() as uri:
         adam = keras.optimizers.Adam(0.01)
         ours = [LazyAdam(0.01), LAMB(0.01), AdamMultilr(0.01)]
         train_four(uri, "whole", folder, [adam, *ours])

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ class MlflowServer:
         if self._process is not None and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Run the server until the block ends, and return its URI."""
+        try:
+            yield self.start().uri
+        finally:
+            self.kill()
 
     def rows(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         """Ask the database behind the back of the server."""

@@ -107,7 +107,7 @@ def result_of(system: System, root: Path) -> str:
     """Say what a start makes of the folder."""
     try:
         found = system.read(root, NUM_ROWS)
-    except Exception:
+    except Exception:  # any error is a refusal, and each system has its own
         return "refused"
     if found.arrays is None:
         return "refused" if found.problems else WRONG[1]
