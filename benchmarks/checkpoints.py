@@ -7,8 +7,8 @@ with a plain buffered write and fsync, or read cold. Files are evicted from the 
 each read, and what was restored is compared with what was saved.
 
     python benchmarks/checkpoints.py                            a quarter of a GiB, a few minutes
-    python benchmarks/checkpoints.py --gib 2.5 --rounds 5       needs 9 GiB of memory, 8 of disk
-    ... --orbax-python PYTHON    one that has rowstep and orbax-checkpoint; 10 GiB of memory
+    python benchmarks/checkpoints.py --gib 2.5 --rounds 5       needs 10 GiB of memory, 8 of disk
+    ... --orbax-python PYTHON    one that has rowstep and orbax-checkpoint; 12 GiB of memory
 """
 
 from __future__ import annotations

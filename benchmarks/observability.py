@@ -5,8 +5,9 @@ With reports, every 100th is observed and all goes the way that it goes in RecTr
 fetches loss, rate and statistics, and a tracker, whose background thread is part of this process.
 The third one also scans all slots and weights every 1000 steps and stores a table of them, as a
 config may ask for; when it does not, scans wait while they would take more than a hundredth of the
-time. The three take turns, block by block. CPU is that of the whole process: of the training by
-blocks, and of the tracker's thread, which lags behind, over all blocks together.
+time. The three take turns of 100 steps, since a machine that others use too is never the same for
+long; ten turns of each make a round. CPU is that of the whole process: of the training by rounds,
+and of the tracker's thread, which lags behind, over all rounds together.
 
     python benchmarks/observability.py                 print the report
     python benchmarks/observability.py --output FILE   and write it to a file
@@ -61,6 +62,7 @@ class Mode:
     """One way to train, and what it took in each round, per step."""
 
     name: str
+    step: int = 0
     publishers: list[threading.Thread] = field(default_factory=list)
     background: float = 0.0
     """CPU seconds of its publishers, per step."""
@@ -137,8 +139,9 @@ class Training:
         self.observed[mode.name] = self.step(log.optimizer.observer.apply)
 
     def run(self, num_steps: int, mode: Mode) -> float:
-        """Train, and return the seconds of a step."""
+        """Train, and return the seconds that it took."""
         state, log = self.state, self.logs.get(mode.name)
+        state.step = mode.step  # each way to train reports and scans at its own round numbers
         start = time.perf_counter()
         for _ in range(num_steps):
             batch = self.batches[state.step % NUM_BATCHES]
@@ -149,7 +152,8 @@ class Training:
             if log is not None:
                 self.report(log, measured)
         float(loss)
-        return (time.perf_counter() - start) / num_steps
+        mode.step = state.step
+        return time.perf_counter() - start
 
     def report(self, log: RunLog, measured: Any) -> None:
         """Do what the training loop does after a step, and time it if it reports."""
@@ -232,13 +236,17 @@ def measure(training: Training, arguments: argparse.Namespace, folder: Path) -> 
     training.costs = Costs()
     before = [cpu_seconds(mode.publishers) for mode in modes]
     publishers = [thread for mode in modes for thread in mode.publishers]
-    for number in range(arguments.rounds):
-        turn = number % len(modes)
-        for mode in modes[turn:] + modes[:turn]:
-            cpu = time.process_time() - cpu_seconds(publishers)
-            mode.wall.append(training.run(arguments.steps, mode))
-            cpu = time.process_time() - cpu_seconds(publishers) - cpu
-            mode.cpu.append(cpu / arguments.steps)
+    for _ in range(arguments.rounds):
+        for mode in modes:
+            mode.wall.append(0.0)
+            mode.cpu.append(0.0)
+        for turn in range(arguments.steps // arguments.every):
+            first = turn % len(modes)
+            for mode in modes[first:] + modes[:first]:
+                cpu = time.process_time() - cpu_seconds(publishers)
+                mode.wall[-1] += training.run(arguments.every, mode) / arguments.steps
+                cpu = time.process_time() - cpu_seconds(publishers) - cpu
+                mode.cpu[-1] += cpu / arguments.steps
     time.sleep(SETTLE_SECONDS)
     for mode, spent in zip(modes, before, strict=True):
         num_steps = arguments.rounds * arguments.steps
@@ -341,8 +349,9 @@ def heading(store: str, arguments: argparse.Namespace, load: tuple[float, ...]) 
         f"and after (1 minute): {load[0]:.1f}, {os.getloadavg()[0]:.1f}. Reports go to {store}.",
         "",
         f"Tables of {USERS:,} and {ITEMS:,} rows of width {WIDTH}, an MLP of 128, 64 and 1, "
-        f"batches of {arguments.batch_size}, float32. {arguments.rounds} interleaved blocks of "
-        f"{arguments.steps} steps each. Medians over the blocks, with the quartiles in brackets.",
+        f"batches of {arguments.batch_size}, float32. {arguments.rounds} rounds of "
+        f"{arguments.steps} steps each, in turns of {arguments.every}. Medians over the rounds, "
+        "with the quartiles in brackets.",
         "",
         f"Targets: at most {100 * (TARGET_CPU - 1):.0f} % more CPU with reports, and at most "
         f"{TARGET_REPORT_MS:g} ms (p95) of the training thread for one, the observed step apart.",

@@ -25,6 +25,7 @@ from rowstep.configs.schema import Dcn
 from rowstep.optimizers import Embedding, StateMismatchError
 from rowstep.optimizers.sparse_rows import scatter_rows
 from rowstep.optimizers.state import state_variables
+from rowstep.optimizers.variable_memory import fill_variable
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["WarmStart", "column_faults", "tables_of_features", "warm_start"]
@@ -142,7 +143,7 @@ def warm_start(
         StateMismatchError: names every variable that does not fit. Nothing was assigned.
         CheckpointError: the files changed since they were verified. Something may be assigned.
 
-    Cost: one read of the arrays, in pieces of 2 MiB, and the cost of `row_map` for each feature.
+    Cost: one read of the arrays, the memory of a piece, and `row_map` for each feature.
     """
     tables = _Tables(features_of_tables, old_vocabularies, new_vocabularies)
     weights = variables_by_path(model.variables)
@@ -206,21 +207,20 @@ def _refuse(saved: SavedState, faults: Sequence[str], slot_faults: Sequence[str]
 
 
 def _stream(load: _Load) -> None:
-    """Write a saved array into its variable piece by piece."""
+    """Write a saved array into its variable, or the rows of it that have a place there."""
+    if load.rows is None:
+        fill_variable(load.variable, load.source)
+        return
     native = native_variable(load.variable)
     for first, piece in load.source.pieces():
-        # The next piece comes in the same memory, which a transfer to a GPU may still be reading.
-        piece = piece if "CPU" in native.device else np.array(piece)
-        if load.rows is not None:
-            rows = load.rows.new_rows[first : first + len(piece)]
-            is_kept = rows >= 0
-            if not is_kept.all():
-                rows, piece = rows[is_kept], piece[is_kept]
-            scatter_rows(native, rows, piece)
-        elif native.shape.rank == 0 or len(piece) == native.shape[0]:
-            native.assign(piece.reshape(native.shape))
-        else:
-            scatter_rows(native, np.arange(first, first + len(piece)), piece)
+        rows = load.rows.new_rows[first : first + len(piece)]
+        is_kept = rows >= 0
+        if not is_kept.all():
+            rows, piece = rows[is_kept], piece[is_kept]
+        elif "CPU" not in native.device:
+            # The next piece comes in the same memory, which a transfer may still be reading.
+            piece = np.array(piece)
+        scatter_rows(native, rows, piece)
     # After a scatter TensorFlow copies the variable whenever it is read, for good. Optimizers that
     # read whole tables would pay for that in every step.
     tf.raw_ops.DisableCopyOnRead(resource=native.handle)

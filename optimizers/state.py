@@ -22,14 +22,21 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from rowstep.optimizers.errors import StateMismatchError
-from rowstep.optimizers.variables import native_variable, unique_keys, variables_by_path
+from rowstep.optimizers.variable_memory import (
+    Array,
+    PiecedArray,
+    fill_variable,
+    is_pieced,
+    read_only_array,
+    whole_array,
+)
+from rowstep.optimizers.variables import unique_keys, variables_by_path
 
 __all__ = [
     "Array",
@@ -49,27 +56,6 @@ __all__ = [
     "set_weights",
     "state_variables",
 ]
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-
-class PiecedArray(Protocol):
-    """An array that comes in pieces, such as one in a checkpoint, so that it never lies in memory.
-
-    `load_named_state` and `load_named_variables` take it wherever they take an array.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the shape of the whole."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Return the type of the numbers."""
-
-    def pieces(self) -> Iterator[tuple[int, Array]]:
-        """Yield (first row, rows) from the first row to the last; no axes count as one row."""
-
 
 _MOST_NAMED = 8
 _NUM_THREADS = 2
@@ -206,21 +192,7 @@ def _ordered_state(optimizer: keras.optimizers.Optimizer) -> dict[str, keras.Var
 def iter_arrays(variables: Mapping[str, Any]) -> Iterator[tuple[str, Array]]:
     """Yield variables of any Keras by key as read-only arrays, without copying on a CPU."""
     for key, variable in variables.items():
-        yield key, _read_only_array(variable)
-
-
-def _read_only_array(variable: Any) -> Array:
-    native = native_variable(variable)
-    try:
-        # An ordinary read copies the variable once rows have been scattered into it.
-        array = np.asarray(memoryview(native.read_value_no_copy()))
-    except (AttributeError, BufferError, NotImplementedError, TypeError, ValueError):
-        # On a GPU, under a strategy, or of a dtype without a buffer format such as bfloat16.
-        array = np.asarray(keras.ops.convert_to_numpy(native))
-    if array.flags.writeable:
-        array = array.view()
-        array.flags.writeable = False
-    return array
+        yield key, read_only_array(variable)
 
 
 def assign_arrays(
@@ -240,17 +212,17 @@ def assign_arrays(
     Raises:
         StateMismatchError: keys, shapes or dtypes do not fit. Nothing has been assigned.
     """
-    arrays = {key: v if _is_pieced(v) else np.asarray(v) for key, v in state.items()}
+    arrays = {key: v if is_pieced(v) else np.asarray(v) for key, v in state.items()}
     refuse_misfits(where, variables, arrays)
     if assign is None:
-        pieced = [(v, arrays[key]) for key, v in variables.items() if _is_pieced(arrays[key])]
+        pieced = [(v, arrays[key]) for key, v in variables.items() if is_pieced(arrays[key])]
         # Each variable has a lock of its own: several are filled faster than one.
         with ThreadPoolExecutor(_NUM_THREADS) as threads:
-            list(threads.map(lambda pair: _assign_pieces(*pair), pieced))
+            list(threads.map(lambda pair: fill_variable(*pair), pieced))
     for key, variable in variables.items():
         if assign is not None:
-            assign(variable, _whole(arrays[key]))
-        elif not _is_pieced(arrays[key]):
+            assign(variable, whole_array(arrays[key]))
+        elif not is_pieced(arrays[key]):
             variable.assign(arrays[key])
 
 
@@ -272,38 +244,6 @@ def refuse_misfits(where: str, variables: Mapping[str, Any], arrays: Mapping[str
         )
 
 
-def _is_pieced(value: Any) -> bool:
-    return hasattr(value, "pieces")
-
-
-def _whole(array: Any) -> Array:
-    if not _is_pieced(array):
-        return array
-    rows = np.concatenate([np.array(piece) for _, piece in array.pieces()] or [np.empty(0)])
-    return rows.astype(array.dtype, copy=False).reshape(array.shape)
-
-
-def _assign_pieces(variable: Any, array: PiecedArray) -> None:
-    native = native_variable(variable)
-    num_rows = array.shape[0] if array.shape else 1
-    in_place = isinstance(getattr(native, "handle", None), tf.Tensor)
-    if not in_place:  # under a strategy, or on a mesh
-        variable.assign(_whole(array))
-        return
-    row_type = np.int32 if num_rows < 2**31 else np.int64
-    for first, rows in array.pieces():
-        if len(rows) == num_rows:
-            variable.assign(np.asarray(rows).reshape(array.shape))
-            continue
-        # The op never copies the variable. On a CPU it takes aligned NumPy memory as it is; a
-        # transfer to a GPU may still read the rows when the next ones come.
-        updates = rows if "CPU" in native.device else np.array(rows)
-        row_ids = np.arange(first, first + len(rows), dtype=row_type)
-        tf.raw_ops.ResourceScatterUpdate(resource=native.handle, indices=row_ids, updates=updates)
-    # Otherwise every plain read copies the variable from now on: dense optimizers read all of it.
-    tf.raw_ops.DisableCopyOnRead(resource=native.handle)
-
-
 def _key_faults(variables: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     missing = [key for key in variables if key not in arrays]
     unexpected = [key for key in arrays if key not in variables]
@@ -317,7 +257,7 @@ def _array_faults(key: str, variable: Any, array: Any) -> list[str]:
         return [f"{key} of shape {tuple(array.shape)} instead of {shape}"]
     if str(array.dtype) != dtype:
         return [f"{key} of dtype {array.dtype} instead of {dtype}"]
-    if _is_pieced(array):
+    if is_pieced(array):
         return []  # looking at the numbers would be another pass; a checkpoint has its checksums
     if key.endswith("/velocity") and array.size and array.min() < 0:
         return [f"{key} with negative numbers, which a mean of squares cannot have"]

@@ -13,7 +13,7 @@ from checkpoint_parts.machine import (
     PeakMemory,
     evict,
     read_raw,
-    touch_memory,
+    ready_memory,
     write_direct,
     write_raw,
 )
@@ -43,14 +43,14 @@ def save(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str, 
     target.mkdir()
 
     def raw() -> None:
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         result["direct"] = write_direct(folder / "direct", training.arrays())
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         result["raw"] = write_raw(folder / "raw" / "raw", training.arrays())
         evict(folder / "raw")
 
     def timed() -> None:
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         with PeakMemory() as memory:
             start = time.perf_counter()
             SYSTEMS[name].save(training, target)
@@ -70,13 +70,13 @@ def restore(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[st
 
     def raw() -> None:
         evict(folder / "raw")
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         result["raw"] = read_raw(folder / "raw" / "raw")
         evict(folder / "raw")
 
     def timed() -> None:
         evict(folder / "checkpoint")
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         with PeakMemory() as memory:
             start = time.perf_counter()
             result["parts"] = SYSTEMS[name].restore(training, folder / "checkpoint")
@@ -92,7 +92,7 @@ def restore(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[st
 def start(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str, Any]:
     """Restore as a training does, whose model is built while the checkpoint is verified."""
     evict(folder / "raw")
-    touch_memory(num_bytes * 3 // 2)
+    ready_memory(2 * num_bytes)
     result: dict[str, Any] = {"raw": read_raw(folder / "raw" / "raw")}
     evict(folder / "raw")
     Training(num_bytes, seed=2)  # the first one of a process also loads what TensorFlow needs
@@ -101,7 +101,7 @@ def start(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict[str,
     result["build"] = time.perf_counter() - begin
     del training
     evict(folder / "checkpoint")
-    touch_memory(num_bytes * 3 // 2)
+    ready_memory(2 * num_bytes)
     begin = time.perf_counter()
     with ThreadPoolExecutor(1) as reader:
         verified = reader.submit(verify_rowstep, folder / "checkpoint")
@@ -117,7 +117,7 @@ def background(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict
     training = Training(num_bytes, seed=1)
     training.run(20)
     with BACKGROUND[name](training, folder) as save:
-        touch_memory(num_bytes * 3 // 2)
+        ready_memory(2 * num_bytes)
         usual = statistics.median(training.run(_STEPS_BEFORE))
         during: list[float] = []
         expected = training.digest()

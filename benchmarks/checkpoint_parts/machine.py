@@ -15,15 +15,19 @@ import numpy as np
 PIECE_BYTES = 16 * 2**20
 _BLOCK_BYTES = 4096
 _MIB = 2**20
+_SETTLE_SECONDS = 5.0
 
 
-def touch_memory(num_bytes: int) -> None:
-    """Use memory once and free it.
+def ready_memory(num_bytes: int) -> None:
+    """Free memory that the machine has at hand, for a measurement that begins now.
 
-    A virtual machine may have handed free memory back to its host. The first touch then costs
-    seconds a GiB, whoever comes first, and has nothing to do with the disk.
+    A virtual machine hands memory back to its host a few seconds after it became free. To do so
+    disturbs whatever runs then, and the next touch of such memory costs seconds a GiB, whoever
+    comes first. So memory is used, and kept until all else that is free was handed back.
     """
-    np.empty(num_bytes, np.uint8)[::_BLOCK_BYTES] = 1
+    memory = np.empty(num_bytes, np.uint8)
+    memory[::_BLOCK_BYTES] = 1
+    time.sleep(_SETTLE_SECONDS)
 
 
 def pieces(arrays: Iterable[np.ndarray]) -> Iterator[np.ndarray]:

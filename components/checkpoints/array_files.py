@@ -21,6 +21,7 @@ from rowstep.components.checkpoints.medium import Medium
 # A piece stays in the processor's cache between reading, summing up and writing. One that goes to
 # TensorFlow is larger, because each call costs as much as copying a good part of it.
 _PIECE_BYTES = 2 * 2**20
+_READ_BYTES = 2**19
 _ASSIGNED_BYTES = 4 * 2**20
 _ALIGNMENT = 64  # of memory that TensorFlow takes without a copy
 # NumPy's .npy header cannot name these types: the bits are stored as integers of the same width.
@@ -173,15 +174,32 @@ def read_array(medium: Medium, folder: str, record: ArrayRecord) -> np.ndarray:
 
     Cost: memory for the array itself.
     """
-    stored = _stored_type(record)
-    flat = np.empty(math.prod(record.shape), dtype=stored)
-    data = flat.view(np.uint8)
+    out = np.empty(record.shape, dtype_of(record.dtype))
+    read_into(medium, folder, record, out)
+    return out
+
+
+def read_into(medium: Medium, folder: str, record: ArrayRecord, out: np.ndarray) -> None:
+    """Fill an array with a saved one, and check its bytes against the manifest.
+
+    Args:
+        medium: where the checkpoint is.
+        folder: the checkpoint.
+        record: the array.
+        out: C-contiguous, of the same shape and dtype.
+
+    Raises:
+        DamageError: size, header or checksum differ from the manifest.
+        OSError: the file cannot be read.
+
+    Cost: no memory.
+    """
+    data = out.reshape(-1).view(np.uint8)
     with medium.open(folder, record.file) as file:
         crc = _read_header(file, record)
-        for start in range(0, data.nbytes, _PIECE_BYTES):
-            crc = _read_piece(file, data[start : start + _PIECE_BYTES], crc, record)
+        for start in range(0, data.nbytes, _READ_BYTES):
+            crc = _read_piece(file, data[start : start + _READ_BYTES], crc, record)
     _compare(crc, record)
-    return flat.view(dtype_of(record.dtype)).reshape(record.shape)
 
 
 def read_pieces(

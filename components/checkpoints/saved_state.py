@@ -30,6 +30,7 @@ from rowstep.components.checkpoints.array_files import (
     check_file,
     dtype_of,
     read_array,
+    read_into,
     read_pieces,
     type_name,
     write_array,
@@ -165,6 +166,17 @@ class SavedArray:
         """
         with self._unchanged():
             return read_array(self.state.medium, self.state.folder, self.record)
+
+    def read_into(self, out: np.ndarray) -> None:
+        """Fill a C-contiguous array of this shape and type; the bytes are checked again.
+
+        Raises:
+            CheckpointError: the bytes changed since they were verified; known after the last one.
+
+        Cost: no memory.
+        """
+        with self._unchanged():
+            read_into(self.state.medium, self.state.folder, self.record, out)
 
     def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
         """Yield (first row, rows) in order; use the rows before asking for the next ones.

@@ -415,6 +415,7 @@ def test_pieces_are_the_rows_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: np.ndarray, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(array_files, "_ASSIGNED_BYTES", piece_bytes)
+    monkeypatch.setattr(array_files, "_READ_BYTES", piece_bytes)
     store = CheckpointStore(tmp_path)
     with store.lock():
         store.save(1, {"m": [("w", array)]}, {})
@@ -432,7 +433,11 @@ def test_pieces_are_the_rows_in_order(
     assert end == len(expected)
     assert found.tobytes() == expected.tobytes()
     whole = source.read()
-    assert (whole.shape, whole.tobytes()) == (array.shape, array.tobytes())
+    assert (whole.shape, whole.dtype) == (array.shape, array.dtype)
+    assert whole.tobytes() == array.tobytes()
+    out = np.ones_like(array)
+    source.read_into(out)
+    assert out.tobytes() == array.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -458,6 +463,7 @@ def test_a_file_changed_after_the_check_is_one_kind_of_error(
     spoil(path / "array-00000.npy")
     ways: list[Callable[[], object]] = [
         source.read,
+        lambda: source.read_into(np.empty(source.shape, source.dtype)),
         lambda: list(source.pieces()),
         lambda: list(state.arrays("m")),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import mesh_inputs as inputs
@@ -14,6 +15,7 @@ from mesh_worker import Case, Mesh, main, message
 from tf_keras.dtensor.experimental import LayoutMap
 
 from rowstep.optimizers.dtensor import Adam, lookup
+from rowstep.optimizers.state import assign_arrays
 
 MESH = Mesh()
 CASES: dict[str, Case] = {}
@@ -329,6 +331,32 @@ def replicas() -> dict[str, Any]:
             state = {k: v.tolist() for k, v in optimizer.named_state().items()}
             result[f"lazy={lazy}-{len(devices)}"] = {"copies": copies, "state": state}
     return result
+
+
+class Stored:
+    """An array that lies elsewhere."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def pieces(self) -> Iterator[tuple[int, np.ndarray]]:
+        yield 0, self.array[:3]
+        yield 3, self.array[3:]
+
+    def read_into(self, out: np.ndarray) -> None:
+        out[...] = self.array
+
+
+@case
+def stored_state() -> list[Any]:
+    """Assign an array that lies elsewhere to a variable of two replicas; return the copies."""
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        table = tf.Variable(tf.zeros_like(inputs.TABLE), name="table")
+    assign_arrays("test", {"table": table}, {"table": Stored(inputs.TABLE)})
+    return [copy.numpy() for copy in strategy.experimental_local_results(table)]
 
 
 if __name__ == "__main__":

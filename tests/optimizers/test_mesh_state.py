@@ -240,3 +240,9 @@ def test_two_replicas_off_the_mesh_equal_one_with_the_joined_batch(
     assert two["state"]["iterations"] == one["state"]["iterations"] == 3
     for key, value in one["state"].items():
         np.testing.assert_allclose(two["state"][key], value, rtol=1e-5, atol=1e-7, err_msg=key)
+
+
+def test_a_stored_array_arrives_in_the_copies_of_all_replicas(results: dict[str, Any]) -> None:
+    first, second = results["stored_state"]
+    np.testing.assert_array_equal(first, inputs.TABLE)
+    np.testing.assert_array_equal(second, inputs.TABLE)

@@ -14,10 +14,12 @@ import tensorflow as tf
 from rowstep.optimizers import LazyAdam, StateMismatchError
 from rowstep.optimizers.state import (
     assign_arrays,
+    iter_named_variables,
     load_named_state,
     load_named_variables,
     named_state,
 )
+from rowstep.optimizers.variable_memory import fill_variable
 
 
 class Pieces:
@@ -36,6 +38,11 @@ class Pieces:
             rows[...] = whole[first : first + self.rows]
             yield first, rows
             rows[...] = 0  # whoever kept a view instead of the numbers is found out
+
+    def read_into(self, out: np.ndarray) -> None:
+        assert (out.shape, out.dtype, out.flags.c_contiguous) == (self.shape, self.dtype, True)
+        self.asked += 1
+        out[...] = self.array
 
 
 def trained(num_rows: int = 10) -> tuple[keras.Variable, LazyAdam]:
@@ -69,6 +76,43 @@ def test_pieces_of_every_type_arrive(dtype: str) -> None:
     holder = keras.Variable(np.zeros((7, 2)), dtype=dtype, name="x")
     load_named_variables([holder], {holder.path: Pieces(array)})
     assert np.asarray(holder.value).tobytes() == array.tobytes()
+
+
+def test_values_that_were_read_before_stay_what_they_were() -> None:
+    holder = keras.Variable(np.zeros((7, 2), "float32"), name="x")
+    held = [holder.value.read_value(), holder.value.read_value_no_copy()]
+    shown = dict(iter_named_variables([holder]))[holder.path]
+    for number in (1.0, 2.0):
+        load_named_variables([holder], {holder.path: Pieces(np.full((7, 2), number, "float32"))})
+        np.testing.assert_array_equal(np.asarray(holder.value), number)
+        held.append(holder.value.read_value())
+    for tensor, number in zip(held, (0, 0, 1, 2), strict=True):
+        np.testing.assert_array_equal(np.asarray(tensor), number)
+    np.testing.assert_array_equal(shown, 0)
+
+
+def test_variables_that_share_their_first_value_part_when_one_is_filled() -> None:
+    first = tf.Variable(np.zeros((7, 2)))
+    second = tf.Variable(np.ones((7, 2)))
+    second.assign(first.read_value())  # TensorFlow lets both use the same memory now
+    assign_arrays("test", {"x": second}, {"x": Pieces(np.full((7, 2), 3.0))})
+    np.testing.assert_array_equal(first.numpy(), 0)
+    np.testing.assert_array_equal(second.numpy(), 3)
+
+
+def test_a_filled_variable_is_read_and_written_without_a_copy_of_it() -> None:
+    variable = tf.Variable(np.zeros((7, 2)))
+    variable.scatter_update(tf.IndexedSlices(tf.ones((1, 2), tf.float64), tf.constant([3])))
+    fill_variable(variable, Pieces(np.arange(14.0).reshape(7, 2)))
+
+    def address() -> int:
+        return int(np.asarray(memoryview(variable.read_value())).ctypes.data)
+
+    before = address()
+    variable.scatter_update(tf.IndexedSlices(tf.ones((1, 2), tf.float64), tf.constant([2])))
+    after = int(np.asarray(memoryview(variable.read_value_no_copy())).ctypes.data)
+    assert after == before
+    np.testing.assert_array_equal(variable.numpy()[1:4], [[2, 3], [1, 1], [6, 7]])
 
 
 def test_pieces_that_do_not_fit_are_refused_before_any_is_asked_for() -> None:
