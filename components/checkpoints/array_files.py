@@ -21,7 +21,6 @@ from rowstep.components.checkpoints.medium import Medium
 # A piece stays in the processor's cache between reading, summing up and writing. One that goes to
 # TensorFlow is larger, because each call costs as much as copying a good part of it.
 _PIECE_BYTES = 2 * 2**20
-_READ_BYTES = 2**19
 _ASSIGNED_BYTES = 4 * 2**20
 _ALIGNMENT = 64  # of memory that TensorFlow takes without a copy
 # NumPy's .npy header cannot name these types: the bits are stored as integers of the same width.
@@ -197,8 +196,8 @@ def read_into(medium: Medium, folder: str, record: ArrayRecord, out: np.ndarray)
     data = out.reshape(-1).view(np.uint8)
     with medium.open(folder, record.file) as file:
         crc = _read_header(file, record)
-        for start in range(0, data.nbytes, _READ_BYTES):
-            crc = _read_piece(file, data[start : start + _READ_BYTES], crc, record)
+        for start in range(0, data.nbytes, _PIECE_BYTES):
+            crc = _read_piece(file, data[start : start + _PIECE_BYTES], crc, record)
     _compare(crc, record)
 
 

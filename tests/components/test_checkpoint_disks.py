@@ -415,7 +415,7 @@ def test_pieces_are_the_rows_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, array: np.ndarray, piece_bytes: int
 ) -> None:
     monkeypatch.setattr(array_files, "_ASSIGNED_BYTES", piece_bytes)
-    monkeypatch.setattr(array_files, "_READ_BYTES", piece_bytes)
+    monkeypatch.setattr(array_files, "_PIECE_BYTES", piece_bytes)
     store = CheckpointStore(tmp_path)
     with store.lock():
         store.save(1, {"m": [("w", array)]}, {})
