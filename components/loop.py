@@ -119,7 +119,8 @@ class TrainingLoop:
             hooks.on_train_batch_end(state.batch - 1, {"loss": loss})
             self.log.step(None if measured is None else measured.numpy())
             self.stop_if_asked()
-            # While one is being written the next one waits, and the training does not.
+            # While one is being written the next one waits; the training does for memory only.
+            self.saver.spare_memory()
             if not self.saver.busy and self._checkpoint_is_due():
                 self._save()
             if state.model.stop_training:

@@ -83,9 +83,11 @@ def train(job: TrainJob) -> TrainResult:
         progress.emit("training", run_key=key)
         first_step = state.step
         log = RunLog(job, state, key, job.state_dir / key, num_steps)
+        memory_mib = config.checkpoint.background_memory_mib
         saver = Saver(
             store,
             background=config.checkpoint.background,
+            copied_bytes=None if memory_mib is None else memory_mib * 2**20,
             max_failed=config.checkpoint.max_failed_saves,
             on_problem=log.notice,
             on_commit=log.checkpoint,

@@ -432,6 +432,9 @@ class CheckpointConfig(Strict):
     left out. Relative to the config file."""
     background: bool = True
     """Whether checkpoints are written while training goes on; the last one never is."""
+    background_memory_mib: Count | None = None
+    """Memory that may be copied while one is written in the background; then training waits for it.
+    When left out 128, or a twentieth of what is saved if that is more. Not on object stores."""
     max_failed_saves: NonNegativeCount = 0
     """Saves that may fail in a row, on a full disk, say, before the training stops. The last one
     may not."""

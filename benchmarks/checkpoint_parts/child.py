@@ -119,25 +119,31 @@ def background(name: str, num_bytes: int, folder: Path, raw_first: bool) -> dict
     with BACKGROUND[name](training, folder) as save:
         ready_memory(2 * num_bytes)
         usual = statistics.median(training.run(_STEPS_BEFORE))
-        during: list[float] = []
+        num_steps, longest = 0, 0.0
         expected = training.digest()
         with PeakMemory(forks=True) as memory:
             start = time.perf_counter()
             save.start()
             call = time.perf_counter() - start
-            while save.busy():
-                during += training.run(1)
+            is_busy = True
+            while is_busy:
+                begin = time.perf_counter()
+                is_busy = save.busy()  # it may let the training wait
+                if is_busy:
+                    training.run(1)
+                    num_steps += 1
+                longest = max(longest, time.perf_counter() - begin)
             until_saved = time.perf_counter() - start
         if save.saved() != expected:
             raise RuntimeError(f"{name}: the state at the time of the call must be saved.")
-    slowed = sum(during) - usual * len(during)
+    unhindered = usual * num_steps
     return {
         "call": call,
         "until_saved": until_saved,
-        "stall": call + max(slowed, 0.0),
-        "longest_step": max(during, default=0.0),
+        "stall": max(until_saved - unhindered, call),
+        "longest_step": longest,
         "usual_step": usual,
-        "throughput": usual * len(during) / max(sum(during), 1e-9),
+        "throughput": unhindered / max(until_saved - call, 1e-9),
         "extra_mib": memory.extra_mib,
-        "num_steps": len(during),
+        "num_steps": num_steps,
     }

@@ -81,11 +81,15 @@ def background_rowstep(training: Training, folder: Path) -> Iterator[BackgroundS
         def start() -> None:
             saver.save(3, {"optimizer": iter_named_state(training.optimizer)}, {"epoch": 0})
 
+        def busy() -> bool:
+            saver.spare_memory()  # as the training loop does after every step
+            return saver.busy
+
         def saved() -> int | None:
             found = store.latest()
             return found and checksum([array for _, array in found.arrays("optimizer")])
 
-        yield BackgroundSave(start, lambda: saver.busy, saved)
+        yield BackgroundSave(start, busy, saved)
         saver.close()
 
 

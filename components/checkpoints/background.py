@@ -2,7 +2,8 @@
 
 A fork is the cheapest snapshot there is: the kernel shares the memory and copies a page only when
 training writes to it. A snapshot held inside TensorFlow would make the next step copy each table as
-a whole. The copy runs nothing but NumPy and file calls, and ends without tidying up.
+a whole. The copy runs nothing but NumPy and file calls, and ends without tidying up. When training
+has had more pages copied than it may, it waits for the save to end.
 
 On an object store the writer is a thread, since network clients do not survive a fork; there the
 step after a snapshot does copy the tables.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
+import resource
 import signal
 import threading
 import time
@@ -31,6 +34,8 @@ Groups = Mapping[str, Iterable[tuple[str, np.ndarray]]]
 _HUNG_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.02
+_LEAST_COPIED_BYTES = 128 * 2**20
+_COPIED_SHARE = 1 / 20
 
 
 class _Writer(Protocol):
@@ -44,6 +49,9 @@ class _Writer(Protocol):
     def problem(self) -> str | None:
         """Return what went wrong, once it has ended."""
 
+    def copied_bytes(self) -> int:
+        """Return how much memory training has had copied at most, since the save began."""
+
 
 class Saver:
     """Save checkpoints in the background, one at a time, and report failures in the training.
@@ -51,6 +59,8 @@ class Saver:
     Args:
         store: the store; its lock must be held for as long as this saver is used.
         background: whether to write while training goes on. Otherwise every save waits.
+        copied_bytes: memory that training may have copied meanwhile, until `spare_memory` waits;
+            128 MiB when left out, or a twentieth of what is saved if that is more.
         max_failed: saves that may fail in a row before the failure is raised.
         on_problem: is told, in words for people, of each failure that is not raised.
         on_commit: is told the step of each checkpoint once it is committed.
@@ -61,17 +71,20 @@ class Saver:
         store: CheckpointStore,
         *,
         background: bool = True,
+        copied_bytes: int | None = None,
         max_failed: int = 0,
         on_problem: Callable[[str], None] = lambda text: None,
         on_commit: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.store = store
         self.background = background
+        self.copied_bytes = copied_bytes
         self.max_failed = max_failed
         self.on_problem = on_problem
         self.on_commit = on_commit
         self._writer: _Writer | None = None
         self._num_failed = 0
+        self._allowed = _LEAST_COPIED_BYTES
 
     @property
     def busy(self) -> bool:
@@ -120,7 +133,20 @@ class Saver:
                 self._committed(step)
             return
         start = _Fork if self.store.is_local else _Thread
-        self._writer = start(self.store, step, groups, meta, metrics)
+        taken = {group: list(pairs) for group, pairs in groups.items()}
+        sizes = [np.asarray(value).nbytes for pairs in taken.values() for _, value in pairs]
+        share = max(_LEAST_COPIED_BYTES, int(sum(sizes) * _COPIED_SHARE))
+        self._allowed = share if self.copied_bytes is None else self.copied_bytes
+        self._writer = start(self.store, step, taken, meta, metrics)
+
+    def spare_memory(self) -> None:
+        """Wait for a save that is under way if training has had too much memory copied by now.
+
+        Raises:
+            CheckpointError: that save failed, once too often.
+        """
+        if self._writer is not None and self._writer.copied_bytes() > self._allowed:
+            self.wait()
 
     def wait(self) -> None:
         """Return when no save is under way.
@@ -167,13 +193,12 @@ class _Fork:
         self,
         store: CheckpointStore,
         step: int,
-        groups: Groups,
+        taken: Mapping[str, list[tuple[str, np.ndarray]]],
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        # Everything is taken before the fork: TensorFlow's locks may be held by a thread that the
+        # Everything was taken before the fork: TensorFlow's locks may be held by a thread that the
         # copy does not have, so the copy must not ask TensorFlow for anything.
-        taken = {group: list(pairs) for group, pairs in groups.items()}
         read_end, write_end = os.pipe()
         with warnings.catch_warnings():
             # Newer Pythons warn of forks beside threads; see above for why this one is safe.
@@ -184,6 +209,7 @@ class _Fork:
         os.close(write_end)
         self._store, self.step = store, step
         self._process, self._read_end = process, read_end
+        self._faults = _page_faults()
         self._activity: object = None
         self._active_at = self._looked_at = time.monotonic()
         self._status: int | None = None
@@ -212,6 +238,10 @@ class _Fork:
         self._store.trusted = report["trusted"]
         return report["error"]
 
+    def copied_bytes(self) -> int:
+        # Among them are pages that the copy had given back; then the kernel need not copy them.
+        return (_page_faults() - self._faults) * mmap.PAGESIZE
+
     def _is_hung(self) -> bool:
         """Return whether the copy has neither computed nor written for a long time."""
         now = time.monotonic()
@@ -226,6 +256,10 @@ class _Fork:
         if activity != self._activity:
             self._activity, self._active_at = activity, now
         return now - self._active_at > _HUNG_SECONDS
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _write_and_exit(
@@ -265,11 +299,10 @@ class _Thread:
         self,
         store: CheckpointStore,
         step: int,
-        groups: Groups,
+        taken: Mapping[str, list[tuple[str, np.ndarray]]],
         meta: Mapping[str, Any],
         metrics: Mapping[str, float] | None,
     ) -> None:
-        taken = {group: list(pairs) for group, pairs in groups.items()}
         self.step = step
         self._problem: str | None = None
 
@@ -291,3 +324,6 @@ class _Thread:
     def problem(self) -> str | None:
         self._thread.join()
         return self._problem
+
+    def copied_bytes(self) -> int:
+        return 0  # TensorFlow has copied whole tables at the first step; waiting saves nothing

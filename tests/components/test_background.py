@@ -14,7 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rowstep.components.checkpoints import CheckpointError, CheckpointStore, SavedState, local_disk
+from rowstep.components.checkpoints import (
+    CheckpointError,
+    CheckpointStore,
+    SavedState,
+    background,
+    local_disk,
+)
 from rowstep.components.checkpoints.background import Saver
 
 
@@ -70,6 +76,39 @@ def test_training_goes_on_while_the_checkpoint_of_before_is_written(
         assert num_steps > 1
     ((_, array),) = latest(store).arrays("model")
     np.testing.assert_array_equal(array, np.zeros(1000))
+
+
+@pytest.mark.parametrize(
+    ("allowed", "least", "waits"),
+    [
+        pytest.param(2**20, 0, True, id="more-than-set"),
+        pytest.param(2**24, 0, False, id="less-than-set"),
+        pytest.param(None, 0, True, id="more-than-a-twentieth"),
+        pytest.param(None, 128 * 2**20, False, id="less-than-the-least"),
+    ],
+)
+def test_training_waits_once_it_has_had_too_much_memory_copied(
+    tmp_path: Path,
+    slow_disk: None,
+    monkeypatch: pytest.MonkeyPatch,
+    allowed: int | None,
+    least: int,
+    waits: bool,
+) -> None:
+    monkeypatch.setattr(background, "_LEAST_COPIED_BYTES", least)
+    weights = np.zeros(2**20)  # 8 MiB
+    store = CheckpointStore(tmp_path)
+    with store.lock():
+        saver = Saver(store, copied_bytes=allowed)
+        saver.save(1, {"model": [("w", weights)]}, {})
+        weights[:1000] += 1
+        saver.spare_memory()
+        assert saver.busy
+        weights += 1
+        saver.spare_memory()
+        assert saver.busy is not waits
+        saver.wait()
+    np.testing.assert_array_equal(dict(latest(store).arrays("model"))["w"], 0)
 
 
 def test_tables_that_rows_are_scattered_into_meanwhile_are_saved_as_they_were(
