@@ -71,7 +71,7 @@ def whole_array(array: Array | PiecedArray) -> Array:
 def fill_variable(variable: Any, array: PiecedArray) -> None:
     """Assign an array that lies elsewhere to a variable of its shape and dtype.
 
-    Cost: on a CPU no memory, and no copy besides the one that reads the array; on a GPU, and for
+    Cost: on a CPU no memory, unless somebody holds the old value; on a GPU, and for
         bfloat16, the memory of one piece; under a strategy or on a mesh that of the whole array.
     """
     native = native_variable(variable)
