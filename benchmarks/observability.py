@@ -218,7 +218,7 @@ def job_of(arguments: argparse.Namespace, folder: Path, scan_every: int) -> Trai
 
 
 def measure(training: Training, arguments: argparse.Namespace, folder: Path) -> list[Mode]:
-    """Let the modes take turns, starting with another one each round."""
+    """Let the modes take turns, starting with another one each time."""
     every = arguments.scan_every
     modes = [
         Mode("bare"),
@@ -236,21 +236,23 @@ def measure(training: Training, arguments: argparse.Namespace, folder: Path) -> 
     training.costs = Costs()
     before = [cpu_seconds(mode.publishers) for mode in modes]
     publishers = [thread for mode in modes for thread in mode.publishers]
+    num_turns = arguments.steps // arguments.every
+    num_steps = num_turns * arguments.every
     for _ in range(arguments.rounds):
         for mode in modes:
             mode.wall.append(0.0)
             mode.cpu.append(0.0)
-        for turn in range(arguments.steps // arguments.every):
+        for turn in range(num_turns):
             first = turn % len(modes)
             for mode in modes[first:] + modes[:first]:
                 cpu = time.process_time() - cpu_seconds(publishers)
-                mode.wall[-1] += training.run(arguments.every, mode) / arguments.steps
+                mode.wall[-1] += training.run(arguments.every, mode) / num_steps
                 cpu = time.process_time() - cpu_seconds(publishers) - cpu
-                mode.cpu[-1] += cpu / arguments.steps
+                mode.cpu[-1] += cpu / num_steps
     time.sleep(SETTLE_SECONDS)
     for mode, spent in zip(modes, before, strict=True):
-        num_steps = arguments.rounds * arguments.steps
-        mode.background = (cpu_seconds(mode.publishers) - spent) / num_steps
+        spent = cpu_seconds(mode.publishers) - spent
+        mode.background = spent / (arguments.rounds * num_steps)
     training.time_single_steps(arguments.steps // 5, training.observed[modes[1].name])
     for log in training.logs.values():
         log.close("FINISHED")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from rowstep.components.checkpoints import SavedState
@@ -23,9 +22,8 @@ from rowstep.components.vocabularies import RowCounts, RowMap, Vocabulary, row_m
 from rowstep.configs import RunConfig
 from rowstep.configs.schema import Dcn
 from rowstep.optimizers import Embedding, StateMismatchError
-from rowstep.optimizers.sparse_rows import scatter_rows
 from rowstep.optimizers.state import state_variables
-from rowstep.optimizers.variable_memory import fill_variable
+from rowstep.optimizers.variable_memory import fill_variable, scatter_pieces
 from rowstep.optimizers.variables import native_variable, variables_by_path
 
 __all__ = ["WarmStart", "column_faults", "tables_of_features", "warm_start"]
@@ -157,7 +155,10 @@ def warm_start(
         if load.rows is not None and load.key.endswith(_STEP_COUNTERS):
             native = native_variable(load.variable)
             native.assign(tf.zeros_like(native) + native_variable(optimizer.iterations))
-        _stream(load)
+        if load.rows is None:
+            fill_variable(load.variable, load.source)
+        else:
+            scatter_pieces(native_variable(load.variable), load.source, load.rows.new_rows)
     counts = {feature: rows.counts for feature, rows in tables.maps.items()}
     return WarmStart(saved.step, int(optimizer.iterations.numpy()), counts)
 
@@ -204,26 +205,6 @@ def _refuse(saved: SavedState, faults: Sequence[str], slot_faults: Sequence[str]
         f"Got {'; '.join([*faults, *slot_faults])}. Nothing was assigned. "
         f"Go back to the settings that it was saved with, or set {remedy}."
     )
-
-
-def _stream(load: _Load) -> None:
-    """Write a saved array into its variable, or the rows of it that have a place there."""
-    if load.rows is None:
-        fill_variable(load.variable, load.source)
-        return
-    native = native_variable(load.variable)
-    for first, piece in load.source.pieces():
-        rows = load.rows.new_rows[first : first + len(piece)]
-        is_kept = rows >= 0
-        if not is_kept.all():
-            rows, piece = rows[is_kept], piece[is_kept]
-        elif "CPU" not in native.device:
-            # The next piece comes in the same memory, which a transfer may still be reading.
-            piece = np.array(piece)
-        scatter_rows(native, rows, piece)
-    # After a scatter TensorFlow copies the variable whenever it is read, for good. Optimizers that
-    # read whole tables would pay for that in every step.
-    tf.raw_ops.DisableCopyOnRead(resource=native.handle)
 
 
 def tables_of_features(config: RunConfig, model: keras.Model) -> dict[str, str]:

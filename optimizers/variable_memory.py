@@ -11,7 +11,15 @@ import tensorflow as tf
 
 from rowstep.optimizers.variables import native_variable
 
-__all__ = ["Array", "PiecedArray", "fill_variable", "is_pieced", "read_only_array", "whole_array"]
+__all__ = [
+    "Array",
+    "PiecedArray",
+    "fill_variable",
+    "is_pieced",
+    "read_only_array",
+    "scatter_pieces",
+    "whole_array",
+]
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -80,11 +88,39 @@ def fill_variable(variable: Any, array: PiecedArray) -> None:
     if is_split or not isinstance(getattr(native, "handle", None), tf.Tensor):
         variable.assign(whole_array(array))
         return
+    if native.shape.rank == 0 or native.shape[0] < 2:
+        native.assign(whole_array(array))
+        return
     memory = _own_memory(native)
     if memory is not None:
         array.read_into(memory)
     else:
-        _scatter_pieces(native, array)
+        scatter_pieces(native, array)
+
+
+def scatter_pieces(native: tf.Variable, array: PiecedArray, new_rows: Array | None = None) -> None:
+    """Write rows of an array that lies elsewhere into a variable; other rows keep their bits.
+
+    Args:
+        native: of rows of the array's shape and dtype.
+        array: the rows.
+        new_rows: the place of each row in the variable, -1 to leave it out; its own when left out.
+
+    Cost: the memory of one piece.
+    """
+    for first, rows in array.pieces():
+        end = first + len(rows)
+        row_ids = np.arange(first, end) if new_rows is None else new_rows[first:end]
+        is_kept = row_ids >= 0
+        if not is_kept.all():
+            row_ids, rows = row_ids[is_kept], rows[is_kept]
+        elif "CPU" not in native.device:
+            # On a CPU the op takes aligned NumPy memory as it is. The next piece comes in the same
+            # memory, which a transfer may still be reading.
+            rows = np.array(rows)
+        tf.raw_ops.ResourceScatterUpdate(resource=native.handle, indices=row_ids, updates=rows)
+    # Otherwise every plain read copies the variable from now on: dense optimizers read all of it.
+    tf.raw_ops.DisableCopyOnRead(resource=native.handle)
 
 
 class _Memory:
@@ -105,7 +141,7 @@ class _Memory:
 
 def _own_memory(native: tf.Variable) -> Array | None:
     """Return the memory of a variable, to be overwritten, or None where it cannot be had."""
-    if native.shape.rank == 0 or native.shape[0] < 2 or "CPU" not in native.device:
+    if "CPU" not in native.device:
         return None
     # Another tensor may share the memory, such as a value that somebody read and still holds. A
     # scatter, here of a row onto itself, makes TensorFlow give the variable a copy of its own then.
@@ -120,19 +156,3 @@ def _own_memory(native: tf.Variable) -> Array | None:
     if shown[0].ctypes.data != shown[1].ctypes.data or not shown[0].flags.c_contiguous:
         return None  # these are copies of the variable
     return np.asarray(_Memory(tensors[0], shown[0]))
-
-
-def _scatter_pieces(native: tf.Variable, array: PiecedArray) -> None:
-    num_rows = array.shape[0] if array.shape else 1
-    row_type = np.int32 if num_rows < 2**31 else np.int64
-    for first, rows in array.pieces():
-        if len(rows) == num_rows:
-            native.assign(np.asarray(rows).reshape(array.shape))
-            continue
-        # The op never copies the variable. On a CPU it takes aligned NumPy memory as it is; a
-        # transfer to a GPU may still read the rows when the next ones come.
-        updates = rows if "CPU" in native.device else np.array(rows)
-        row_ids = np.arange(first, first + len(rows), dtype=row_type)
-        tf.raw_ops.ResourceScatterUpdate(resource=native.handle, indices=row_ids, updates=updates)
-    # Otherwise every plain read copies the variable from now on: dense optimizers read all of it.
-    tf.raw_ops.DisableCopyOnRead(resource=native.handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import at_batch
 import pytest
+from own_store import rows_in
 
 from rowstep.components.job import DivergedError, TrainingInterruptedError, TrainJob, TrainResult
 from rowstep.components.train import train
@@ -54,8 +54,7 @@ def ask(database: Path) -> Callable[[str], Rows]:
     """Return a function that asks the store itself, not through MLflow's eyes."""
 
     def answer(query: str) -> Rows:
-        with sqlite3.connect(database) as opened:
-            return opened.execute(query).fetchall()
+        return rows_in(database, query)
 
     return answer
 

@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from own_store import rows_in
 
 from rowstep.components.tracking import Tracker, open_tracker, sync
 
@@ -48,11 +48,7 @@ def start_child(folder: Path, first: int, last: int, attempt: int) -> subprocess
 
 
 def points(database: Path) -> dict[str, list[tuple[int, float]]]:
-    connection = sqlite3.connect(database)
-    try:
-        rows = connection.execute("select key, step, value from metrics order by step").fetchall()
-    finally:
-        connection.close()
+    rows = rows_in(database, "select key, step, value from metrics order by step")
     found: dict[str, list[tuple[int, float]]] = {}
     for key, step, value in rows:
         found.setdefault(key, []).append((step, value))

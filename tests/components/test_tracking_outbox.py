@@ -6,7 +6,6 @@ import json
 import math
 import os
 import shutil
-import sqlite3
 import stat
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from own_store import rows_in
 
 from rowstep import RowstepError
 from rowstep.components.tracking import (
@@ -55,11 +55,7 @@ class Store:
         )
 
     def rows(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.database)
-        try:
-            return database.execute(query, arguments).fetchall()
-        finally:
-            database.close()
+        return rows_in(self.database, query, *arguments)
 
     def points(self, run_id: str | None) -> list[tuple[str, int, float]]:
         found = self.rows("select key, step, value from metrics where run_uuid = ?", run_id)

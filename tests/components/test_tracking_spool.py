@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from own_store import rows_in
 
 from rowstep.components.tracking import Tracker, open_tracker, sync
 from rowstep.components.tracking.journal import Journal
@@ -278,11 +278,7 @@ class Place:
         )
 
     def ask(self, query: str) -> list[tuple[Any, ...]]:
-        database = sqlite3.connect(self.database)
-        try:
-            return database.execute(query).fetchall()
-        finally:
-            database.close()
+        return rows_in(self.database, query)
 
 
 @pytest.fixture

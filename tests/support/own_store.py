@@ -10,6 +10,15 @@ from typing import Any
 from rowstep.components.tracking import Tracker, open_tracker
 
 
+def rows_in(database: Path, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+    """Ask a store's SQLite file behind MLflow's back."""
+    opened = sqlite3.connect(database)
+    try:
+        return opened.execute(query, arguments).fetchall()
+    finally:
+        opened.close()
+
+
 class OwnStore:
     """The store `<folder>/mlflow.db`, copied from a template, and what its trackers complain of."""
 
@@ -31,12 +40,7 @@ class OwnStore:
         )
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """Ask the database behind MLflow's back."""
-        database = sqlite3.connect(self.database)
-        try:
-            return database.execute(query).fetchall()
-        finally:
-            database.close()
+        return rows_in(self.database, query)
 
     def tags(self) -> dict[str, str]:
         return dict(self.rows("select key, value from tags"))
